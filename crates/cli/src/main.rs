@@ -1,0 +1,2 @@
+//! The `posthouse` binary.
+fn main() {}

@@ -1,0 +1,160 @@
+//! The one error type of the library, opaque, with predicates for what a caller may want to decide on.
+
+use std::fmt;
+
+/// A `Result` whose error is [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Something went wrong. Ask the `is_…` methods what to do about it; the text is for people.
+pub struct Error {
+    kind: Kind,
+    message: String,
+    source: Option<Box<dyn std::error::Error + Send + Sync>>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Kind {
+    /// Bad input: a name, number or payload that cannot be taken.
+    Invalid,
+    /// No connection, or the connection broke. `down` says that the server itself refused.
+    Disconnected { down: bool },
+    /// Postgres answered with an error.
+    Sql { code: String },
+    /// Schema and binary do not fit together.
+    Schema,
+    /// Settings that would be unsafe to run with.
+    Config,
+}
+
+impl Error {
+    /// Bad input, with a message that names the field.
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self { kind: Kind::Invalid, message: message.into(), source: None }
+    }
+
+    /// Settings that would be unsafe to run with.
+    pub fn config(message: impl Into<String>) -> Self {
+        Self { kind: Kind::Config, message: message.into(), source: None }
+    }
+
+    pub(crate) fn schema(message: impl Into<String>) -> Self {
+        Self { kind: Kind::Schema, message: message.into(), source: None }
+    }
+
+    pub(crate) fn disconnected(message: impl Into<String>, down: bool) -> Self {
+        Self { kind: Kind::Disconnected { down }, message: message.into(), source: None }
+    }
+
+    /// The input was refused: nothing was stored, and the same call would be refused again.
+    pub fn is_invalid(&self) -> bool {
+        match &self.kind {
+            Kind::Invalid => true,
+            Kind::Sql { code } => code == "PH001",
+            _ => false,
+        }
+    }
+
+    /// There was no connection, or it broke before the answer came: the statement may or may not have taken effect.
+    pub fn is_disconnected(&self) -> bool {
+        matches!(self.kind, Kind::Disconnected { .. })
+    }
+
+    /// The server itself refused (nothing listens at its address, it is starting up or shutting down, or it is
+    /// read-only): at this moment nobody can write to this database.
+    pub fn is_server_down(&self) -> bool {
+        match &self.kind {
+            Kind::Disconnected { down } => *down,
+            Kind::Sql { code } => code == "25006",
+            _ => false,
+        }
+    }
+
+    /// Worth trying again: the connection broke, or Postgres could not do it just now (deadlock, serialization
+    /// failure, lock or statement timeout, too many connections, shutdown, read-only server).
+    pub fn is_transient(&self) -> bool {
+        match &self.kind {
+            Kind::Disconnected { .. } => true,
+            Kind::Sql { code } => {
+                matches!(code.as_str(), "40001" | "40P01" | "55P03" | "57014" | "25006" | "PH007")
+                    || code.starts_with("53")
+                    || code.starts_with("57P")
+                    || code.starts_with("08")
+            }
+            _ => false,
+        }
+    }
+
+    /// The schema in the database and this binary do not fit together.
+    pub fn is_schema_mismatch(&self) -> bool {
+        self.kind == Kind::Schema
+    }
+
+    /// The SQLSTATE, where Postgres answered with an error. The ones of Posthouse start with `PH`.
+    pub fn sqlstate(&self) -> Option<&str> {
+        match &self.kind {
+            Kind::Sql { code } => Some(code),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {}", self.kind, self.message)
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.as_ref().map(|e| e.as_ref() as &(dyn std::error::Error + 'static))
+    }
+}
+
+impl From<tokio_postgres::Error> for Error {
+    fn from(error: tokio_postgres::Error) -> Self {
+        if let Some(db) = error.as_db_error() {
+            let code = db.code().code().to_owned();
+            let mut message = db.message().to_owned();
+            for more in [db.detail(), db.hint()].into_iter().flatten() {
+                message.push_str(". ");
+                message.push_str(more);
+            }
+            // A server that goes away says so in an error of class 57P; the connection is gone with it.
+            let kind = match code.as_str() {
+                "57P01" | "57P02" | "57P03" => Kind::Disconnected { down: true },
+                _ => Kind::Sql { code },
+            };
+            return Self { kind, message, source: None };
+        }
+        let down = refused(&error);
+        let message = match std::error::Error::source(&error) {
+            Some(source) => format!("no connection to Postgres: {error}: {source}"),
+            None => format!("no connection to Postgres: {error}"),
+        };
+        Self { kind: Kind::Disconnected { down }, message, source: Some(Box::new(error)) }
+    }
+}
+
+/// Nothing listens at the address: the server is down, which is more than "it cannot be reached".
+fn refused(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(e) = next {
+        if let Some(io) = e.downcast_ref::<std::io::Error>() {
+            return matches!(io.kind(), std::io::ErrorKind::ConnectionRefused | std::io::ErrorKind::NotFound);
+        }
+        next = e.source();
+    }
+    false
+}
+
+impl From<serde_json::Error> for Error {
+    fn from(error: serde_json::Error) -> Self {
+        Self { kind: Kind::Invalid, message: format!("not valid JSON: {error}"), source: Some(Box::new(error)) }
+    }
+}

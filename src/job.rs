@@ -1,0 +1,156 @@
+//! What is enqueued: a [`Job`] type of your own, or a [`NewJob`] put together by hand.
+
+use std::time::{Duration, SystemTime};
+
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::value::RawValue;
+
+use crate::error::{Error, Result};
+use crate::retry::Backoff;
+
+/// A job type: its fields are the payload, its [`KIND`](Job::KIND) says which handler runs it.
+///
+/// ```
+/// use posthouse::Job;
+/// #[derive(serde::Serialize, serde::Deserialize)]
+/// struct Summarize { text: String }
+/// impl Job for Summarize { const KIND: &'static str = "summarize"; }
+/// ```
+pub trait Job: Serialize + DeserializeOwned + Send + 'static {
+    /// The kind: 1 to 200 bytes, no control characters. Stored with every job, so renaming it orphans queued jobs.
+    const KIND: &'static str;
+    /// Attempts before the job becomes a dead letter. `None`: the default of the database, 5.
+    const MAX_ATTEMPTS: Option<u32> = None;
+    /// Longest time one attempt may take. `None`: no limit (the lease is renewed for as long as the worker lives).
+    const TIMEOUT: Option<Duration> = None;
+
+    /// How long to wait after a failed attempt.
+    fn backoff() -> Backoff {
+        Backoff::default()
+    }
+}
+
+/// How long a dedupe key stands for its job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DedupeFor {
+    /// Until the job is done, failed or cancelled.
+    UntilFinal,
+    /// For this long from the enqueue, whatever becomes of the job.
+    Window(Duration),
+}
+
+/// A job to be enqueued.
+#[derive(Debug, Clone)]
+pub struct NewJob {
+    pub(crate) kind: String,
+    pub(crate) payload: Box<RawValue>,
+    pub(crate) queue: Option<String>,
+    pub(crate) tenant: Option<String>,
+    pub(crate) priority: Option<i32>,
+    pub(crate) delay: Option<Duration>,
+    pub(crate) run_at: Option<SystemTime>,
+    pub(crate) max_attempts: Option<u32>,
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) dedupe: Option<(String, DedupeFor)>,
+}
+
+impl NewJob {
+    /// A job of `kind` with a payload of raw JSON text, stored as it is. Errors if it is not JSON.
+    pub fn from_json(kind: impl Into<String>, payload: impl Into<String>) -> Result<Self> {
+        let payload = RawValue::from_string(payload.into())
+            .map_err(|e| Error::invalid(format!("payload: not valid JSON: {e}")))?;
+        Ok(Self {
+            kind: kind.into(),
+            payload,
+            queue: None,
+            tenant: None,
+            priority: None,
+            delay: None,
+            run_at: None,
+            max_attempts: None,
+            timeout: None,
+            dedupe: None,
+        })
+    }
+
+    /// A job of `kind` with anything serializable as its payload.
+    pub fn new(kind: impl Into<String>, payload: &impl Serialize) -> Result<Self> {
+        let json = serde_json::to_string(payload).map_err(|e| Error::invalid(format!("payload: {e}")))?;
+        Self::from_json(kind, json)
+    }
+
+    /// A job of a typed kind, with the limits that the type declares.
+    pub fn of<J: Job>(job: &J) -> Result<Self> {
+        let mut new = Self::new(J::KIND, job)?;
+        new.max_attempts = J::MAX_ATTEMPTS;
+        new.timeout = J::TIMEOUT;
+        Ok(new)
+    }
+
+    /// The queue. Default: `default`.
+    pub fn queue(mut self, queue: impl Into<String>) -> Self {
+        self.queue = Some(queue.into());
+        self
+    }
+
+    /// Whose job it is. Default: `default`.
+    pub fn tenant(mut self, tenant: impl Into<String>) -> Self {
+        self.tenant = Some(tenant.into());
+        self
+    }
+
+    /// Smaller runs first. Default: 0.
+    pub fn priority(mut self, priority: i32) -> Self {
+        self.priority = Some(priority);
+        self
+    }
+
+    /// Due this long after the enqueue, by the database's clock. Default: at once.
+    pub fn delay(mut self, delay: Duration) -> Self {
+        self.delay = Some(delay);
+        self
+    }
+
+    /// Due at this time. A time in the past means at once.
+    pub fn run_at(mut self, run_at: SystemTime) -> Self {
+        self.run_at = Some(run_at);
+        self
+    }
+
+    /// Attempts before the job becomes a dead letter, at least 1. Default: 5.
+    pub fn max_attempts(mut self, max_attempts: u32) -> Self {
+        self.max_attempts = Some(max_attempts);
+        self
+    }
+
+    /// Longest time one attempt may take. Default: no limit.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// While a job of this tenant holds this key, enqueueing again answers with that job instead of making a new one.
+    pub fn dedupe_key(mut self, key: impl Into<String>) -> Self {
+        let policy = self.dedupe.take().map_or(DedupeFor::UntilFinal, |(_, policy)| policy);
+        self.dedupe = Some((key.into(), policy));
+        self
+    }
+
+    /// How long the dedupe key stands for its job. Default: until the job is final. Needs [`dedupe_key`](Self::dedupe_key).
+    pub fn dedupe_for(mut self, policy: DedupeFor) -> Self {
+        let key = self.dedupe.take().map_or_else(String::new, |(key, _)| key);
+        self.dedupe = Some((key, policy));
+        self
+    }
+}
+
+/// The answer to an enqueue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Enqueued {
+    /// The job that stands for this enqueue: the new one, or the one that already held the dedupe key.
+    pub id: i64,
+    /// Its state: `queued` for a new one.
+    pub state: String,
+    /// True if the dedupe key was held, so that nothing was enqueued.
+    pub duplicate: bool,
+}

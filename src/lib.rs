@@ -1,0 +1,28 @@
+//! Posthouse: a Postgres job queue that LLM agents can depend on.
+//!
+//! The modules, in reading order: [`job`] (what is enqueued), [`outcome`] (what an attempt decides),
+//! [`retry`] (when the next attempt runs), [`client`] (enqueue and manage jobs), [`handler`] and [`context`]
+//! (what your code sees), [`worker`] (claims jobs and runs handlers), [`store`] (the only module that speaks
+//! SQL), [`error`].
+
+pub mod client;
+pub mod context;
+pub mod error;
+pub mod handler;
+pub mod job;
+pub mod outcome;
+#[cfg(feature = "private-postgres")]
+pub mod private_postgres;
+pub mod retry;
+pub mod store;
+pub mod sweep;
+#[cfg(feature = "testing")]
+pub mod testing;
+pub mod worker;
+
+pub use client::Posthouse;
+pub use context::Context;
+pub use error::{Error, Result};
+pub use job::{Enqueued, Job, NewJob};
+pub use outcome::{JobError, Outcome};
+pub use worker::Worker;
