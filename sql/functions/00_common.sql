@@ -1,0 +1,180 @@
+-- What the other functions share: checks of names, cleaning of what cannot be stored, partitions, lanes.
+
+-- Raise PH001 unless a name is 1 to 200 bytes without control characters.
+create or replace function posthouse.check_name(field text, value text) returns void
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if value is null or value = '' then
+    raise exception using errcode = 'PH001', message = format('%s: must not be empty', field);
+  elsif octet_length(value) > 200 then
+    raise exception using errcode = 'PH001',
+      message = format('%s: %s bytes long, at most 200 are allowed', field, octet_length(value));
+  elsif value ~ '[[:cntrl:]]' then
+    raise exception using errcode = 'PH001', message = format('%s: must not contain control characters', field);
+  end if;
+end $$;
+
+-- Raise PH002 unless the transaction is READ COMMITTED: claims and settles look again after they have locked.
+create or replace function posthouse.check_isolation() returns void
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if current_setting('transaction_isolation') <> 'read committed' then
+    raise exception using errcode = 'PH002',
+      message = format('this function needs READ COMMITTED, the transaction is %s',
+                       upper(current_setting('transaction_isolation'))),
+      hint = 'Start the transaction with BEGIN ISOLATION LEVEL READ COMMITTED.';
+  end if;
+end $$;
+
+-- Text of at most 16 KiB: the head and a mark that says how much was cut.
+create or replace function posthouse.cap_text(value text) returns text
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+  select case
+    when octet_length(value) <= 16384 then value
+    else left(value, 4000) || format(' … [cut: %s bytes in all]', octet_length(value))
+  end
+$$;
+
+-- JSON text without what jsonb cannot hold: NUL characters and lone surrogates become U+FFFD.
+create or replace function posthouse.clean_json(value text) returns text
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+  select regexp_replace(regexp_replace(regexp_replace(value,
+      '(?<!\\)((?:\\\\)*)\\u0000', '\1\\ufffd', 'gi'),
+      '(?<!\\)((?:\\\\)*)\\u(d[89ab][0-9a-f]{2})(?!\\u(?:dc|dd|de|df)[0-9a-f]{2})', '\1\\ufffd', 'gi'),
+      '(?<!\\ud[89ab][0-9a-f]{2})(?<!\\)((?:\\\\)*)\\u(d[c-f][0-9a-f]{2})', '\1\\ufffd', 'gi')
+$$;
+
+-- The wait after failed attempt n where the worker named none: exponential from 2 s, full jitter, at most 10 minutes.
+create or replace function posthouse.backoff(attempt int) returns interval
+language sql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+  select make_interval(secs => greatest(0.1, random() * least(600.0, 2.0 * 2.0 ^ least(greatest(attempt, 1) - 1, 30))))
+$$;
+
+-- When a worker's lease ends. For one lease after a start of Postgres nobody's lease is over: while it was down,
+-- nobody could beat and nobody could take.
+create or replace function posthouse.lease_end(w posthouse.worker) returns timestamptz
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+  select greatest(w.expires_at, pg_postmaster_start_time() + make_interval(secs => w.lease_ms / 1000.0))
+$$;
+
+-- Make partitions of payload and archive until there is one for `last_id`. Ranges grow with the ids, so that their
+-- number stays small: a million ids at first, then an eighth of all ids so far.
+create or replace function posthouse.make_partitions(last_id bigint) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  lo bigint;
+  hi bigint;
+  part text;
+begin
+  perform pg_advisory_xact_lock(1346912000, 1);
+  loop
+    select coalesce(max(r.upper), 0) into lo from posthouse.id_range r;
+    exit when lo > last_id;
+    hi := lo + greatest(1000000, (lo / 8 / 1000000) * 1000000);
+    -- Somebody may have set the sequence far ahead: do not fill the gap with partitions.
+    if hi <= last_id then
+      lo := greatest(lo, (last_id / 1000000) * 1000000);
+      hi := lo + 1000000;
+    end if;
+    foreach part in array array['payload', 'archive'] loop
+      execute format('create table posthouse.%I (like posthouse.%I including all)', part || '_' || lo, part);
+      -- Attaching locks the parent far less than making a partition of it would.
+      execute format('alter table posthouse.%I add constraint id_range check (id >= %s and id < %s)', part || '_' || lo, lo, hi);
+      execute format('alter table posthouse.%I attach partition posthouse.%I for values from (%s) to (%s)',
+                     part, part || '_' || lo, lo, hi);
+      execute format('alter table posthouse.%I drop constraint id_range', part || '_' || lo);
+    end loop;
+    insert into posthouse.id_range values (lo, hi);
+  end loop;
+end $$;
+
+-- Hold off the sleep of a lane until the end of this transaction. Shared among enqueuers; only the one who wants to put
+-- the lane to sleep tries for it alone, and never waits.
+create or replace function posthouse.hold_lane(lane_id bigint) returns void
+language sql
+set search_path = pg_catalog, pg_temp
+as $$
+  select pg_advisory_xact_lock_shared(1346912001, (lane_id % 1024)::int)
+$$;
+
+-- Make sure that a lane is awake for a job due at `due`; the answer is the lane to put the job into: this one, or a
+-- twin of it where somebody else's open transaction holds it.
+create or replace function posthouse.wake_lane(lane_id bigint, due timestamptz) returns bigint
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  l posthouse.lane;
+begin
+  perform posthouse.hold_lane(lane_id);
+  if current_setting('transaction_isolation') = 'read committed' then
+    select * into l from posthouse.lane where lane.id = lane_id;
+  else
+    -- An old snapshot does not show whether the lane fell asleep since: the lock does (or fails with 40001).
+    select * into l from posthouse.lane where lane.id = lane_id for share skip locked;
+  end if;
+  if l.ready_at <= due then
+    return lane_id;
+  end if;
+  update posthouse.lane set
+    ready_at = due,
+    naps = case when lane.awake_until < clock_timestamp() - interval '1 hour' then 0 else least(lane.naps + 1, 6) end,
+    awake_until = greatest(clock_timestamp(), due) + interval '10 seconds' * 2 ^ least(lane.naps, 6)
+  where lane.id = (select x.id from posthouse.lane x where x.id = lane_id for no key update skip locked);
+  if found then
+    return lane_id;
+  end if;
+  select * into l from posthouse.lane where lane.id = lane_id;
+  insert into posthouse.lane (queue, priority, tenant, kind, ready_at, awake_until)
+  values (l.queue, l.priority, l.tenant, l.kind, due, greatest(clock_timestamp(), due) + interval '10 seconds')
+  returning lane.id into lane_id;
+  perform posthouse.hold_lane(lane_id);
+  return lane_id;
+end $$;
+
+-- The lane for a job with these names that is due at `due`, awake.
+create or replace function posthouse.lane_for(queue text, priority int, tenant text, kind text, due timestamptz) returns bigint
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  lane_id bigint;
+begin
+  select l.id into lane_id from posthouse.lane l
+  where l.queue = lane_for.queue and l.tenant = lane_for.tenant and l.kind = lane_for.kind and l.priority = lane_for.priority
+  order by l.ready_at, l.id limit 1;
+  if found then
+    return posthouse.wake_lane(lane_id, due);
+  end if;
+  insert into posthouse.lane (queue, priority, tenant, kind, ready_at, awake_until)
+  values (lane_for.queue, lane_for.priority, lane_for.tenant, lane_for.kind, due,
+          greatest(clock_timestamp(), due) + interval '10 seconds')
+  returning lane.id into lane_id;
+  perform posthouse.hold_lane(lane_id);
+  return lane_id;
+end $$;
+
+-- Tell listening workers that a queue has work. A hint: whoever misses it finds the work at the next poll.
+create or replace function posthouse.notify_queue(queue text) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if current_setting('posthouse.notify', true) is distinct from 'off' then
+    perform pg_notify('posthouse_wake', queue);
+  end if;
+end $$;

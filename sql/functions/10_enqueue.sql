@@ -1,0 +1,262 @@
+-- Enqueue: one job or many, in the caller's transaction.
+
+-- Where the job with this id is now: its state, or null.
+create or replace function posthouse.state_of(job_id bigint) returns text
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+  select coalesce(
+    (select j.state::text from posthouse.job j where j.id = job_id),
+    (select a.state::text from posthouse.archive a where a.id = job_id),
+    (select 'failed' from posthouse.dead_letter d where d.id = job_id))
+$$;
+
+-- Take a dedupe key for `new_id`, or answer with the job that holds it. Holds the key's row until the end of the
+-- transaction, so that enqueues with the same key go one after the other; others are not delayed.
+create or replace function posthouse.take_key(tenant text, scope text, key text, new_id bigint, dedupe_for interval,
+  batch bigint[] default '{}')         -- ids that are about to become jobs
+returns bigint
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  held posthouse.dedupe;
+  free boolean;
+begin
+  loop
+    insert into posthouse.dedupe (tenant, scope, key, job_id, expires_at)
+    values (take_key.tenant, take_key.scope, take_key.key, new_id, clock_timestamp() + dedupe_for)
+    on conflict do nothing;
+    if found then
+      return new_id;
+    end if;
+    select * into held from posthouse.dedupe d
+    where d.tenant = take_key.tenant and d.scope = take_key.scope and d.key = take_key.key for update;
+    if found then
+      -- A key that stands until its job is final is free once the job is no longer live, even if its row is still here.
+      free := case
+        when held.expires_at is null then not held.job_id = any(batch) and not exists (select from posthouse.job j where j.id = held.job_id)
+        else held.expires_at <= clock_timestamp()
+      end;
+      if not free then
+        return held.job_id;
+      end if;
+      update posthouse.dedupe d set job_id = new_id, expires_at = clock_timestamp() + dedupe_for
+      where d.tenant = take_key.tenant and d.scope = take_key.scope and d.key = take_key.key;
+      return new_id;
+    elsif current_setting('transaction_isolation') <> 'read committed' then
+      raise exception using errcode = 'PH007',
+        message = 'dedupe_key: another transaction holds or released this key after this transaction took its snapshot',
+        hint = 'Run the transaction again.';
+    end if;
+  end loop;
+end $$;
+
+-- Raise PH001 for what cannot be enqueued; the answer is nothing.
+create or replace function posthouse.check_job(kind text, payload jsonb, queue text, tenant text, priority int,
+  delay interval, run_at timestamptz, max_attempts int, timeout interval, dedupe_key text, dedupe_for interval)
+returns void
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  complaint text;
+begin
+  perform posthouse.check_name('kind', kind);
+  perform posthouse.check_name('queue', queue);
+  perform posthouse.check_name('tenant', tenant);
+  complaint := case
+    when payload is null then 'payload: must not be null; pass ''{}'' for an empty one'
+    when pg_column_size(payload) > 33554432 then 'payload: larger than 32 MiB; store it elsewhere and enqueue a reference'
+    when priority is null then 'priority: must not be null; 0 is the default, smaller runs first'
+    when delay is not null and run_at is not null then 'delay, run_at: give one of them, not both'
+    when delay > interval '100 years' then 'delay: more than 100 years'
+    when run_at = 'infinity' then 'run_at: infinity is not a time at which a job could run'
+    when max_attempts not between 1 and 1000 then format('max_attempts: %s is not between 1 and 1000', max_attempts)
+    when timeout <= interval '0' then 'timeout: must be more than zero; leave it out for no limit'
+    when timeout > interval '1 year' then 'timeout: more than a year; leave it out for no limit'
+    when dedupe_for is not null and dedupe_key is null then 'dedupe_for: needs a dedupe_key'
+    when dedupe_for <= interval '0' then 'dedupe_for: must be more than zero; leave it out to hold the key until the job is final'
+    when dedupe_for > interval '10 years' then 'dedupe_for: more than 10 years'
+  end;
+  if complaint is not null then
+    raise exception using errcode = 'PH001', message = complaint;
+  end if;
+  if dedupe_key is not null then
+    if dedupe_key = '' or octet_length(dedupe_key) > 512 then
+      raise exception using errcode = 'PH001',
+        message = format('dedupe_key: %s bytes long, 1 to 512 are allowed; pass a hash of a longer one', octet_length(dedupe_key));
+    end if;
+  end if;
+end $$;
+
+-- Enqueue one job. `duplicate`: the dedupe key was held, `id` is the job that stands for it, nothing was enqueued.
+create or replace function posthouse.enqueue(
+  kind text,
+  payload jsonb default '{}',
+  queue text default 'default',
+  tenant text default 'default',
+  priority int default 0,
+  delay interval default null,        -- due this long from now; negative: now
+  run_at timestamptz default null,    -- due then; a time in the past: now
+  max_attempts int default null,      -- default 5
+  timeout interval default null,      -- of one attempt; default none
+  dedupe_key text default null,       -- within the tenant and kind
+  dedupe_for interval default null,   -- how long the key stands; default: until the job is final
+  trace jsonb default null)           -- W3C trace context: {"traceparent": …}
+returns table (id bigint, state text, duplicate boolean)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  new_id bigint;
+  holder bigint;
+  lane_id bigint;
+  due timestamptz := coalesce(enqueue.run_at, clock_timestamp() + enqueue.delay, '-infinity');
+begin
+  perform posthouse.check_job(enqueue.kind, enqueue.payload, enqueue.queue, enqueue.tenant, enqueue.priority, enqueue.delay,
+    enqueue.run_at, enqueue.max_attempts, enqueue.timeout, enqueue.dedupe_key, enqueue.dedupe_for);
+  new_id := nextval('posthouse.job_id_seq');
+  if not exists (select from posthouse.id_range r where r.upper > new_id and r.lower <= new_id) then
+    perform posthouse.make_partitions(new_id);
+  end if;
+  if enqueue.dedupe_key is not null then
+    holder := posthouse.take_key(enqueue.tenant, enqueue.kind, enqueue.dedupe_key, new_id, enqueue.dedupe_for);
+    if holder <> new_id then
+      return query select holder, posthouse.state_of(holder), true;
+      return;
+    end if;
+  end if;
+  lane_id := posthouse.lane_for(enqueue.queue, enqueue.priority, enqueue.tenant, enqueue.kind, greatest(due, clock_timestamp()));
+  insert into posthouse.payload (id, payload, trace) values (new_id, enqueue.payload, enqueue.trace);
+  -- The clock is read within the statement, after the table is locked: see posthouse.advance_floors.
+  insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, timeout_ms, keyed)
+  values (new_id, lane_id, greatest(due, clock_timestamp()), clock_timestamp(), coalesce(enqueue.max_attempts, 5),
+    extract(epoch from enqueue.timeout) * 1000, enqueue.dedupe_key is not null);
+  perform posthouse.notify_queue(enqueue.queue);
+  return query select new_id, 'queued', false;
+end $$;
+
+-- Enqueue many jobs at once: a JSON array of objects with the fields of `enqueue`, durations in milliseconds
+-- (delay_ms, timeout_ms, dedupe_for_ms). Answers in the order of the array. One bad job refuses them all.
+create or replace function posthouse.enqueue_many(jobs jsonb)
+returns table (ordinal int, id bigint, state text, duplicate boolean)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  r record;
+  n int;
+  ids bigint[];
+  holders bigint[];
+  lanes bigint[];
+  lane_id bigint;
+begin
+  if jobs is null or jsonb_typeof(jobs) <> 'array' then
+    raise exception using errcode = 'PH001', message = 'jobs: must be a JSON array of objects';
+  end if;
+  n := jsonb_array_length(jobs);
+  if n = 0 then
+    return;
+  elsif n > 10000 then
+    raise exception using errcode = 'PH001', message = format('jobs: %s in one call, at most 10000 are allowed', n);
+  end if;
+  perform posthouse.check_jobs(jobs);
+  select array_agg(nextval('posthouse.job_id_seq')) into ids from generate_series(1, n);
+  if not exists (select from posthouse.id_range r where r.upper > ids[n] and r.lower <= ids[1]) then
+    perform posthouse.make_partitions(ids[n]);
+  end if;
+  holders := ids;
+  -- Keys are taken in sorted order, so that two batches that share keys cannot deadlock.
+  for r in
+    select p.ordinal, p.tenant, p.kind, p.dedupe_key, p.dedupe_for from posthouse.parse_jobs(jobs) p
+    where p.dedupe_key is not null order by p.tenant, p.kind, p.dedupe_key, p.ordinal
+  loop
+    holders[r.ordinal] := posthouse.take_key(r.tenant, r.kind, r.dedupe_key, ids[r.ordinal], r.dedupe_for, ids);
+  end loop;
+  lanes := array_fill(0::bigint, array[n]);
+  for r in
+    select p.queue, p.priority, p.tenant, p.kind, min(p.due) as due, array_agg(p.ordinal) as ordinals
+    from posthouse.parse_jobs(jobs) p where holders[p.ordinal] = ids[p.ordinal]
+    group by p.queue, p.priority, p.tenant, p.kind order by p.queue, p.tenant, p.kind, p.priority
+  loop
+    lane_id := posthouse.lane_for(r.queue, r.priority, r.tenant, r.kind, greatest(r.due, clock_timestamp()));
+    if cardinality(r.ordinals) = n then
+      lanes := array_fill(lane_id, array[n]);
+    else
+      for i in 1 .. cardinality(r.ordinals) loop
+        lanes[r.ordinals[i]] := lane_id;
+      end loop;
+    end if;
+  end loop;
+  insert into posthouse.payload (id, payload, trace)
+  select ids[p.ordinal], p.payload, p.trace from posthouse.parse_jobs(jobs) p where holders[p.ordinal] = ids[p.ordinal];
+  insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, timeout_ms, keyed)
+  select ids[p.ordinal], lanes[p.ordinal], greatest(p.due, clock_timestamp()), clock_timestamp(), p.max_attempts,
+    extract(epoch from p.timeout) * 1000, p.dedupe_key is not null
+  from posthouse.parse_jobs(jobs) p where holders[p.ordinal] = ids[p.ordinal];
+  perform posthouse.notify_queue(q.queue) from (select distinct p.queue from posthouse.parse_jobs(jobs) p) q;
+  return query
+    select o.n::int, holders[o.n],
+      case when holders[o.n] = ids[o.n] then 'queued' else posthouse.state_of(holders[o.n]) end, holders[o.n] <> ids[o.n]
+    from generate_series(1, n) o(n);
+end $$;
+
+-- The jobs of an array as rows, defaults filled in.
+create or replace function posthouse.parse_jobs(jobs jsonb)
+returns table (ordinal int, kind text, payload jsonb, queue text, tenant text, priority int, delay interval,
+  run_at timestamptz, due timestamptz, max_attempts int, timeout interval, dedupe_key text, dedupe_for interval, trace jsonb)
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+  select row_number() over ()::int, x.kind, coalesce(x.payload, '{}'), coalesce(x.queue, 'default'),
+    coalesce(x.tenant, 'default'), coalesce(x.priority, 0), x.delay_ms * interval '1 millisecond', x.run_at,
+    coalesce(x.run_at, clock_timestamp() + x.delay_ms * interval '1 millisecond', '-infinity'), coalesce(x.max_attempts, 5),
+    x.timeout_ms * interval '1 millisecond', x.dedupe_key, x.dedupe_for_ms * interval '1 millisecond', x.trace
+  from jsonb_to_recordset(jobs) x(kind text, payload jsonb, queue text, tenant text, priority int, delay_ms float8,
+    run_at timestamptz, max_attempts int, timeout_ms float8, dedupe_key text, dedupe_for_ms float8, trace jsonb)
+$$;
+
+-- Raise PH001 with the ordinal of the first job in an array that cannot be enqueued.
+create or replace function posthouse.check_jobs(jobs jsonb) returns void
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  at int := 0;
+  job jsonb;
+  field text;
+begin
+  -- The usual case: everything is fine, found out in one pass.
+  perform posthouse.check_job(p.kind, p.payload, p.queue, p.tenant, p.priority, p.delay, p.run_at, p.max_attempts, p.timeout,
+    p.dedupe_key, p.dedupe_for) from posthouse.parse_jobs(jobs) p;
+  select k into field from jsonb_array_elements(jobs) j cross join lateral jsonb_object_keys(j) k
+  where k not in ('kind', 'payload', 'queue', 'tenant', 'priority', 'delay_ms', 'run_at', 'max_attempts', 'timeout_ms',
+    'dedupe_key', 'dedupe_for_ms', 'trace') limit 1;
+  if field is not null then
+    raise exception using errcode = 'PH001', message = format('unknown field %s', quote_ident(field));
+  end if;
+exception when others then
+  for job in select j from jsonb_array_elements(jobs) j loop
+    at := at + 1;
+    begin
+      if jsonb_typeof(job) <> 'object' then
+        raise exception using errcode = 'PH001', message = 'must be an object';
+      end if;
+      perform posthouse.check_job(p.kind, p.payload, p.queue, p.tenant, p.priority, p.delay, p.run_at, p.max_attempts,
+        p.timeout, p.dedupe_key, p.dedupe_for) from posthouse.parse_jobs(jsonb_build_array(job)) p;
+      select k into field from jsonb_object_keys(job) k
+      where k not in ('kind', 'payload', 'queue', 'tenant', 'priority', 'delay_ms', 'run_at', 'max_attempts', 'timeout_ms',
+        'dedupe_key', 'dedupe_for_ms', 'trace') limit 1;
+      if field is not null then
+        raise exception using errcode = 'PH001', message = format('unknown field %s', quote_ident(field)),
+          hint = 'Durations are in milliseconds: delay_ms, timeout_ms, dedupe_for_ms.';
+      end if;
+    exception when others then
+      raise exception using errcode = 'PH001', message = format('job %s of the array: %s', at, sqlerrm);
+    end;
+  end loop;
+  raise;
+end $$;

@@ -1,0 +1,359 @@
+-- Claim: take due jobs under the worker's lease.
+
+-- Begin a worker's life. The id is made by the worker and never used again.
+create or replace function posthouse.register_worker(
+  worker uuid,
+  queues text[] default array['default'],
+  kinds text[] default '{}',
+  slots int default 1,
+  lease_ms bigint default 30000,      -- 500 ms to 1 hour
+  info jsonb default '{}')            -- host, pid, version: for people
+returns timestamptz                   -- when the lease ends
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  ends timestamptz;
+  name text;
+begin
+  if register_worker.lease_ms not between 500 and 3600000 then
+    raise exception using errcode = 'PH001', message = format('lease_ms: %s is not between 500 and 3600000', lease_ms);
+  elsif coalesce(cardinality(register_worker.queues), 0) = 0 then
+    raise exception using errcode = 'PH001', message = 'queues: name at least one';
+  end if;
+  foreach name in array register_worker.queues loop
+    perform posthouse.check_name('queues', name);
+  end loop;
+  foreach name in array register_worker.kinds loop
+    perform posthouse.check_name('kinds', name);
+  end loop;
+  insert into posthouse.worker (id, host, pid, version, queues, kinds, slots, lease_ms, started_at, beat_at, expires_at)
+  values (register_worker.worker, coalesce(info ->> 'host', ''), coalesce((info ->> 'pid')::int, 0),
+    coalesce(info ->> 'version', ''), register_worker.queues, register_worker.kinds, register_worker.slots,
+    register_worker.lease_ms, clock_timestamp(), clock_timestamp(),
+    clock_timestamp() + make_interval(secs => register_worker.lease_ms / 1000.0))
+  on conflict do nothing
+  returning expires_at into ends;
+  if ends is null then
+    raise exception using errcode = 'PH001', message = format('worker: the id %s was used before', worker),
+      hint = 'Every incarnation of a worker needs a new random UUID.';
+  end if;
+  return ends;
+end $$;
+
+-- The ready lanes of a priority in visiting order: those behind the cursor first. At most 256 at a time.
+create or replace function posthouse.ready_lanes(queues text[], kinds text[], priority int, after_lane bigint, upto_lane bigint, due timestamptz)
+returns table (lane_id bigint, tenant text)
+language sql stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+  select l.id, l.tenant
+  from unnest(queues) q(name)
+  cross join lateral (
+    select l.id, l.tenant from posthouse.lane l
+    where l.queue = q.name and l.priority = ready_lanes.priority and l.id > after_lane and l.id <= upto_lane
+      and l.ready_at < 'infinity' and l.ready_at <= due and l.kind = any(kinds)
+    order by l.queue, l.priority, l.id limit 256) l
+  order by l.id limit 256
+$$;
+
+-- How many jobs each of these lanes may give when every tenant gets the same share. Within a tenant the oldest due jobs
+-- go first, whatever their kinds.
+create or replace function posthouse.lane_quotas(lanes bigint[], tenants text[], share int, due timestamptz)
+returns table (lane_id bigint, quota int)
+language sql stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+  select c.lane_id, count(*)::int
+  from (
+    select v.lane_id, row_number() over (partition by v.tenant order by j.run_at, j.id) as place
+    from unnest(lanes, tenants) v(lane_id, tenant)
+    cross join lateral (
+      select j.run_at, j.id from posthouse.job j
+      where j.lane_id = v.lane_id and j.state = 'queued' and j.run_at <= due
+        and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = v.lane_id
+                                  order by f.floor_at desc limit 1), '-infinity')
+      order by j.lane_id, j.run_at, j.id limit share) j) c
+  where c.place <= share
+  group by c.lane_id
+$$;
+
+-- Lock up to `share` due jobs of each lane, `max_jobs` in all, going around those that others hold, and make them running.
+create or replace function posthouse.take_jobs(worker uuid, lanes bigint[], quotas int[], max_jobs int, due timestamptz)
+returns table (ids bigint[], fences int[], from_lanes bigint[])
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set enable_sort = off
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+  select array_agg(t.id), array_agg(t.fence + 1), array_agg(t.lane_id) into ids, fences, from_lanes
+  from (
+    select j.id, j.fence, v.lane_id
+    from unnest(lanes, quotas) v(lane_id, quota)
+    cross join lateral (
+      select j.id, j.fence from posthouse.job j
+      where j.lane_id = v.lane_id and j.state = 'queued' and j.run_at <= due
+        and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = v.lane_id
+                                  order by f.floor_at desc limit 1), '-infinity')
+      order by j.lane_id, j.run_at, j.id limit v.quota for update of j skip locked) j
+    limit max_jobs) t;
+  if ids is not null then
+    update posthouse.job j set state = 'running', fence = j.fence + 1, attempt = j.attempt + 1, worker = take_jobs.worker,
+      started_at = clock_timestamp(), first_started_at = coalesce(j.first_started_at, clock_timestamp()), progress = null
+    where j.id = any(ids);
+    return next;
+  end if;
+end $$;
+
+-- What a worker is told of the jobs it claimed.
+create or replace function posthouse.claimed_jobs(worker uuid, ids bigint[], fences int[])
+returns table (id bigint, fence bigint, attempt int, max_attempts int, kind text, queue text, tenant text, priority int,
+  payload jsonb, timeout_ms bigint, lane bigint, enqueued_at timestamptz, trace jsonb)
+language sql stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+  select j.id, j.fence, j.attempt, j.max_attempts, l.kind, l.queue, l.tenant, l.priority, p.payload, j.timeout_ms, j.lane_id,
+    j.created_at, p.trace
+  from unnest(ids, fences) with ordinality c(id, fence, ord)
+  cross join lateral (select j.* from posthouse.job j where j.id = c.id offset 0) j
+  cross join lateral (select l.* from posthouse.lane l where l.id = j.lane_id offset 0) l
+  cross join lateral (select p.payload, p.trace from posthouse.payload p where p.id = j.id offset 0) p
+  where j.fence = c.fence and j.worker = claimed_jobs.worker and j.state = 'running'
+  order by c.ord
+$$;
+
+-- Claim up to `max_jobs` due jobs of the worker's queues and kinds. `seq` numbers the worker's claims from 1: the same seq
+-- again answers with the same jobs, for when an answer got lost. `after_lane` is the lane of the last job claimed before,
+-- so that lanes take turns. Jobs of a smaller priority number go first; every tenth claim serves the lane with the
+-- oldest due job first, whatever its priority, so that nothing starves.
+create or replace function posthouse.claim(worker uuid, seq bigint, max_jobs int, after_lane bigint default 0)
+returns table (id bigint, fence bigint, attempt int, max_attempts int, kind text, queue text, tenant text, priority int,
+  payload jsonb, timeout_ms bigint, lane bigint, enqueued_at timestamptz, trace jsonb)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+#variable_conflict use_column
+declare
+  w posthouse.worker;
+  due timestamptz := clock_timestamp();
+  took record;
+  ids bigint[] := '{}';
+  fences int[] := '{}';
+  empty bigint[] := '{}';
+  level bigint := -3000000000;  -- below every int
+  oldest bigint;
+begin
+  perform posthouse.check_isolation();
+  if claim.max_jobs not between 1 and 10000 then
+    raise exception using errcode = 'PH001', message = format('max_jobs: %s is not between 1 and 10000', max_jobs);
+  end if;
+  -- A caller who goes to sleep with the jobs locked would hold everybody up.
+  perform set_config('idle_in_transaction_session_timeout', '10s', true);
+  select * into w from posthouse.worker x where x.id = claim.worker for share;
+  if not found or w.dead_at is not null or posthouse.lease_end(w) <= clock_timestamp() then
+    raise exception using errcode = 'PH005', message = format('worker %s is over: %s', claim.worker,
+      case when w.id is null then 'it was never registered' when w.dead_at is not null then 'it was declared dead' else 'its lease has run out' end),
+      hint = 'Abort its handlers and register anew with a new id.';
+  end if;
+  if exists (select from posthouse.claimed c where c.worker = claim.worker and c.seq = claim.seq) then
+    return query select j.* from posthouse.claimed c
+      cross join lateral posthouse.claimed_jobs(c.worker, c.job_ids, c.fences) j
+      where c.worker = claim.worker and c.seq = claim.seq;
+    return;
+  end if;
+  if claim.seq % 10 = 0 then
+    oldest := posthouse.oldest_lane(w.queues, w.kinds, due);
+    if oldest is not null then
+      select * into took from posthouse.take_jobs(claim.worker, array[oldest], array[greatest(1, max_jobs / 10)], max_jobs, due);
+      ids := ids || took.ids;
+      fences := fences || took.fences;
+    end if;
+  end if;
+  while cardinality(ids) < max_jobs loop
+    level := posthouse.next_priority(w.queues, w.kinds, level, due);
+    exit when level is null;
+    select * into took from posthouse.claim_level(claim.worker, w.queues, w.kinds, level::int, max_jobs - cardinality(ids), after_lane, due);
+    ids := ids || took.ids;
+    fences := fences || took.fences;
+    empty := empty || took.empty;
+  end loop;
+  if cardinality(ids) > 0 then
+    insert into posthouse.claimed (worker, seq, claimed_at, job_ids, fences) values (claim.worker, claim.seq, clock_timestamp(), ids, fences);
+  end if;
+  perform posthouse.rest_lane(e.id) from unnest(empty) e(id) limit 64;
+  return query select j.* from posthouse.claimed_jobs(claim.worker, ids, fences) j;
+end $$;
+
+-- The next larger priority with a lane that may have work.
+create or replace function posthouse.next_priority(queues text[], kinds text[], above bigint, due timestamptz) returns bigint
+language sql stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+  select min(l.priority)
+  from unnest(queues) q(name)
+  cross join lateral (
+    select l.priority from posthouse.lane l
+    where l.queue = q.name and l.priority > above and l.ready_at < 'infinity' and l.ready_at <= due and l.kind = any(kinds)
+    order by l.queue, l.priority, l.id limit 1) l
+$$;
+
+-- The lane whose oldest due job has waited longest, among the first 256 ready lanes of each queue.
+create or replace function posthouse.oldest_lane(queues text[], kinds text[], due timestamptz) returns bigint
+language sql stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+  select l.id
+  from unnest(queues) q(name)
+  cross join lateral (
+    select l.id from posthouse.lane l
+    where l.queue = q.name and l.ready_at < 'infinity' and l.ready_at <= due and l.kind = any(kinds)
+    order by l.queue, l.priority desc, l.id limit 256) l
+  cross join lateral (
+    select j.run_at from posthouse.job j
+    where j.lane_id = l.id and j.state = 'queued' and j.run_at <= due
+      and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
+                                order by f.floor_at desc limit 1), '-infinity')
+    order by j.lane_id, j.run_at, j.id limit 1) j
+  order by j.run_at limit 1
+$$;
+
+-- Claim from one priority: tenants take turns, each with the same share; what some leave goes to the others.
+create or replace function posthouse.claim_level(worker uuid, queues text[], kinds text[], priority int, max_jobs int,
+  after_lane bigint, due timestamptz, out ids bigint[], out fences int[], out empty bigint[])
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+  lanes bigint[];
+  tenants text[];
+  quotas int[];
+  share int;
+  took record;
+  visited bigint[];
+  gave bigint[] := '{}';
+  top bigint := after_lane;
+  wrapped boolean := false;
+begin
+  ids := '{}';
+  fences := '{}';
+  empty := '{}';
+  loop
+    -- A window of lanes behind the cursor; then, once, those from the start up to where we began.
+    select array_agg(r.lane_id), array_agg(r.tenant) into lanes, tenants
+    from posthouse.ready_lanes(queues, kinds, priority, top, case when wrapped then after_lane else 9223372036854775807 end, due) r;
+    if lanes is null then
+      exit when wrapped;
+      wrapped := true;
+      top := 0;
+      continue;
+    end if;
+    top := lanes[cardinality(lanes)];
+    visited := lanes;
+    loop
+      share := ceil((max_jobs - cardinality(ids))::numeric / (select count(distinct t) from unnest(tenants) t));
+      if cardinality(lanes) = 1 then
+        quotas := array[share];
+      elsif cardinality(lanes) > (select count(distinct t) from unnest(tenants) t) then
+        select array_agg(q.lane_id), array_agg(q.quota) into lanes, quotas from posthouse.lane_quotas(lanes, tenants, share, due) q;
+      else
+        quotas := array_fill(share, array[cardinality(lanes)]);
+      end if;
+      exit when lanes is null;
+      select * into took from posthouse.take_jobs(worker, lanes, quotas, max_jobs - cardinality(ids), due);
+      exit when took.ids is null;
+      ids := ids || took.ids;
+      fences := fences || took.fences;
+      gave := gave || took.from_lanes;
+      exit when cardinality(ids) >= max_jobs;
+      -- Those that gave their whole share may have more.
+      select array_agg(g.lane_id order by v.ord), array_agg(l.tenant order by v.ord) into lanes, tenants
+      from (select f as lane_id, count(*) as jobs from unnest(took.from_lanes) f group by f) g
+      join unnest(lanes, quotas) with ordinality v(lane_id, quota, ord) on v.lane_id = g.lane_id and v.quota = g.jobs
+      join posthouse.lane l on l.id = g.lane_id;
+      exit when lanes is null;
+    end loop;
+    empty := empty || array(select v from unnest(visited) v except select g from unnest(gave) g);
+    exit when cardinality(ids) >= max_jobs;
+  end loop;
+end $$;
+
+-- Put a lane to sleep if it has been empty for a while: until its next job is due, or for good. Never while an enqueue into
+-- it is under way.
+create or replace function posthouse.rest_lane(lane_id bigint) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+  next_at timestamptz;
+begin
+  if not exists (select from posthouse.lane l where l.id = lane_id and l.awake_until < clock_timestamp())
+     or not pg_try_advisory_xact_lock(1346912001, (lane_id % 1024)::int) then
+    return;
+  end if;
+  -- A new statement, so that it sees what was enqueued before the lock was ours.
+  select j.run_at into next_at from posthouse.job j
+  where j.lane_id = rest_lane.lane_id and j.state = 'queued'
+    and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = rest_lane.lane_id
+                              order by f.floor_at desc limit 1), '-infinity')
+  order by j.lane_id, j.run_at, j.id limit 1;
+  if next_at is null or next_at > clock_timestamp() then
+    update posthouse.lane l set ready_at = coalesce(next_at, 'infinity')
+    where l.id = (select x.id from posthouse.lane x where x.id = lane_id for no key update skip locked);
+  end if;
+end $$;
+
+-- In how many milliseconds a claim of this worker may find something: 0 at once, null if nothing is known.
+create or replace function posthouse.next_due(worker uuid) returns bigint
+language sql stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+  select greatest(0, ceil(extract(epoch from min(greatest(l.ready_at, j.run_at)) - clock_timestamp()) * 1000))::bigint
+  from posthouse.worker w
+  cross join lateral unnest(w.queues) q(name)
+  cross join lateral (
+    select l.id, l.ready_at from posthouse.lane l
+    where l.queue = q.name and l.ready_at < 'infinity' and l.kind = any(w.kinds)
+    order by l.queue, l.priority, l.id limit 1000) l
+  cross join lateral (
+    select j.run_at from posthouse.job j
+    where j.lane_id = l.id and j.state = 'queued'
+      and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
+                                order by f.floor_at desc limit 1), '-infinity')
+    order by j.lane_id, j.run_at, j.id limit 1) j
+  where w.id = next_due.worker
+$$;
+
+-- Whether nothing is due, later or running in the worker's queues and kinds.
+create or replace function posthouse.is_empty(worker uuid) returns boolean
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+  select not exists (
+    select from posthouse.worker w
+    join posthouse.lane l on l.queue = any(w.queues) and l.kind = any(w.kinds)
+    join posthouse.job j on j.lane_id = l.id
+    where w.id = is_empty.worker and j.state in ('queued', 'running'))
+$$;

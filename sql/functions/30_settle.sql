@@ -1,0 +1,367 @@
+-- Settle: record what attempts decided. Fenced by (job, worker, fence) and the state running; nothing a handler returns can
+-- keep its outcome from being recorded.
+
+-- An outcome as jsonb whatever it holds: cleaned, or as a last resort its result and error as text. Adds a list of flags.
+create or replace function posthouse.storable(outcome json) returns jsonb
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  return outcome::jsonb;
+exception when data_exception or program_limit_exceeded then
+  begin
+    return posthouse.clean_json(outcome::text)::jsonb || '{"flags": ["cleaned"]}';
+  exception when data_exception or program_limit_exceeded then
+    -- A number that no numeric holds, say: keep the text of it.
+    return (select jsonb_object_agg(e.key, case when e.key in ('result', 'usage', 'error', 'reason')
+              then to_jsonb(left(e.value::text, 1000000)) else e.value::jsonb end)
+            from json_each(outcome) e) || '{"flags": ["cleaned"]}';
+  end;
+end $$;
+
+-- What is stored of a result: itself up to 32 MiB, else its size and its beginning.
+create or replace function posthouse.cap_result(result jsonb) returns jsonb
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+  select case
+    when result is null or pg_column_size(result) <= 33554432 then result
+    else jsonb_build_object('posthouse_truncated', true, 'bytes', pg_column_size(result), 'head', left(result::text, 100000))
+  end
+$$;
+
+-- Give up the dedupe keys that stood until these jobs were final. A key that an enqueue just looks at is left for later: it
+-- is free anyway, since its job is no longer live.
+create or replace function posthouse.free_keys(job_ids bigint[]) returns void
+language sql
+set search_path = pg_catalog, pg_temp
+as $$
+  delete from posthouse.dedupe d where (d.tenant, d.scope, d.key) in (
+    select x.tenant, x.scope, x.key from posthouse.dedupe x
+    where x.job_id = any(job_ids) and x.expires_at is null
+    order by x.tenant, x.scope, x.key for update skip locked)
+$$;
+
+-- The errors of a job's attempts so far, oldest first, and removed from `attempt`.
+create or replace function posthouse.gather_errors(of_job bigint) returns jsonb
+language sql
+set search_path = pg_catalog, pg_temp
+as $$
+  with gone as (delete from posthouse.attempt a where a.job_id = of_job returning a.*)
+  select jsonb_agg(jsonb_strip_nulls(to_jsonb(g.*) - 'job_id') order by g.fence) from gone g
+$$;
+
+-- Jobs that are done, the usual case, all at once. The arrays go together and are sorted by id.
+create or replace function posthouse.settle_done(worker uuid, ids bigint[], fences int[], results jsonb[], usages jsonb[], flags jsonb[])
+returns bigint[]                      -- the ids that were applied
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan
+as $$
+#variable_conflict use_column
+declare
+  applied bigint[];
+  keyed bigint[];
+begin
+  with gone as (
+    -- The binary search finds a row's place in the arrays: a join could be planned row against row.
+    delete from posthouse.job j
+    where j.id = any(ids) and j.worker = settle_done.worker and j.state = 'running' and j.fence = fences[width_bucket(j.id, ids)]
+    returning j.*
+  ), kept as (
+    insert into posthouse.archive (id, lane_id, created_at, started_at, finished_at, worker, timeout_ms, fence, attempt,
+      max_attempts, state, flags, result, usage, errors)
+    select g.id, g.lane_id, g.created_at, g.started_at, clock_timestamp(), g.worker, g.timeout_ms, g.fence, g.attempt,
+      g.max_attempts, 'done',
+      nullif(array(select jsonb_array_elements_text(flags[width_bucket(g.id, ids)])), '{}'),
+      results[width_bucket(g.id, ids)], usages[width_bucket(g.id, ids)],
+      case when g.errors > 0 then posthouse.gather_errors(g.id) end
+    from gone g
+  ), counted as (
+    insert into posthouse.tally (lane_id, state, jobs) select g.lane_id, 'done', count(*) from gone g group by g.lane_id
+  )
+  select array_agg(g.id), array_agg(g.id) filter (where g.keyed) into applied, keyed from gone g;
+  if keyed is not null then
+    perform posthouse.free_keys(keyed);
+  end if;
+  return coalesce(applied, '{}');
+end $$;
+
+-- The job of an attempt, locked, if the attempt is still the right one; else null.
+create or replace function posthouse.attempt_job(worker uuid, id bigint, fence bigint) returns posthouse.job
+language sql
+set search_path = pg_catalog, pg_temp
+as $$
+  select j from posthouse.job j
+  where j.id = attempt_job.id and j.worker = attempt_job.worker and j.fence = attempt_job.fence and j.state = 'running'
+  for update
+$$;
+
+-- End a live job for good: archive it as done or cancelled.
+create or replace function posthouse.archive_job(j posthouse.job, state posthouse.job_state, result jsonb, usage jsonb)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  delete from posthouse.job x where x.id = j.id;
+  insert into posthouse.archive (id, lane_id, created_at, started_at, finished_at, worker, timeout_ms, fence, attempt,
+    max_attempts, state, result, usage, errors)
+  values (j.id, j.lane_id, j.created_at, j.started_at, clock_timestamp(), j.worker, j.timeout_ms, j.fence, j.attempt,
+    j.max_attempts, archive_job.state, archive_job.result, archive_job.usage,
+    case when j.errors > 0 then posthouse.gather_errors(j.id) end);
+  insert into posthouse.tally (lane_id, state, jobs) values (j.lane_id, archive_job.state, 1);
+  if j.keyed then
+    perform posthouse.free_keys(array[j.id]);
+  end if;
+end $$;
+
+-- Note down an attempt that did not end well.
+create or replace function posthouse.record_error(j posthouse.job, class text, error text, detail jsonb, usage jsonb)
+returns void
+language sql
+set search_path = pg_catalog, pg_temp
+as $$
+  insert into posthouse.attempt (job_id, fence, attempt, worker, host, started_at, ended_at, class, error, detail, usage)
+  values (j.id, j.fence, j.attempt, j.worker, (select w.host || ' pid ' || w.pid from posthouse.worker w where w.id = j.worker),
+    j.started_at, clock_timestamp(), left(class, 100), posthouse.cap_text(error),
+    case when pg_column_size(detail) <= 65536 then detail else to_jsonb(posthouse.cap_text(detail::text)) end, record_error.usage)
+  on conflict do nothing
+$$;
+
+-- A job fails for good: it becomes a dead letter, with all its errors.
+create or replace function posthouse.bury_job(j posthouse.job, class text, error text, detail jsonb, usage jsonb)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform posthouse.record_error(j, class, error, detail, usage);
+  delete from posthouse.job x where x.id = j.id;
+  insert into posthouse.dead_letter (id, lane_id, created_at, started_at, failed_at, worker, timeout_ms, fence, attempt,
+    max_attempts, class, error, usage, errors)
+  values (j.id, j.lane_id, j.created_at, j.started_at, clock_timestamp(), j.worker, j.timeout_ms, j.fence, j.attempt,
+    j.max_attempts, left(bury_job.class, 100), posthouse.cap_text(bury_job.error), bury_job.usage, posthouse.gather_errors(j.id));
+  if j.keyed then
+    perform posthouse.free_keys(array[j.id]);
+  end if;
+end $$;
+
+-- A live job goes back into line, due at `due`. With `front` it keeps its place: it is due as early as claims still look.
+create or replace function posthouse.requeue_job(j posthouse.job, due timestamptz, front boolean, refund boolean, reason text)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  to_lane bigint := posthouse.wake_lane(j.lane_id, due);
+begin
+  if front then
+    -- Held against posthouse.advance_floors, so that the job cannot land behind a floor that moves meanwhile.
+    perform pg_advisory_xact_lock_shared(1346912000, 2);
+    select greatest(j.run_at, max(f.floor_at)) into due from posthouse.lane_floor f where f.lane_id = to_lane;
+  end if;
+  update posthouse.job x set state = 'queued', lane_id = to_lane,
+    run_at = case when front then due else greatest(due, clock_timestamp()) end,
+    attempt = x.attempt - refund::int, reason = left(requeue_job.reason, 500),
+    errors = (select count(*) from posthouse.attempt a where a.job_id = x.id)
+  where x.id = j.id;
+  if due <= clock_timestamp() then
+    perform posthouse.notify_queue(l.queue) from posthouse.lane l where l.id = to_lane;
+  end if;
+end $$;
+
+-- Record one outcome that is not `done`. The answer is the job's new state; null if the attempt is no longer the right one.
+create or replace function posthouse.settle_other(worker uuid, o jsonb) returns text
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  j posthouse.job := posthouse.attempt_job(worker, (o ->> 'id')::bigint, (o ->> 'fence')::bigint);
+  outcome text := o ->> 'outcome';
+  usage jsonb := nullif(o -> 'usage', 'null');
+  class text := coalesce(o #>> '{error,class}', 'error');
+  error text := coalesce(case jsonb_typeof(o -> 'error') when 'object' then o #>> '{error,message}' else o ->> 'error' end, 'no error given');
+  detail jsonb := nullif(o #> '{error,detail}', 'null');
+  delay interval;
+  longest interval := interval '1 millisecond' * least(posthouse.number_of(o -> 'max_deferral_ms', 86400000), 3e11);
+begin
+  if j.id is null then
+    return null;
+  end if;
+  if outcome = 'release' then
+    if j.cancel_asked then
+      perform posthouse.archive_job(j, 'cancelled', null, usage);
+      return 'cancelled';
+    end if;
+    perform posthouse.requeue_job(j, clock_timestamp(), true, true, 'released');
+    return 'queued';
+  elsif outcome = 'cancelled' or (j.cancel_asked and outcome in ('retry', 'snooze')) then
+    if outcome = 'retry' then
+      perform posthouse.record_error(j, class, error, detail, usage);
+      j.errors := j.errors + 1;
+    end if;
+    perform posthouse.archive_job(j, 'cancelled', nullif(o -> 'result', 'null'), usage);
+    return 'cancelled';
+  elsif outcome = 'snooze' then
+    if j.first_started_at + longest < clock_timestamp() then
+      perform posthouse.bury_job(j, 'deferred_too_long', format('deferred for longer than %s since it first started at %s: %s',
+        longest, j.first_started_at, coalesce(o ->> 'reason', 'no reason given')), detail, usage);
+      return 'failed';
+    end if;
+    delay := interval '1 millisecond' * least(greatest(posthouse.number_of(o -> 'delay_ms', 1000), 0), 3e11);
+    perform posthouse.requeue_job(j, clock_timestamp() + delay, false, true, o ->> 'reason');
+    return 'queued';
+  elsif outcome = 'retry' and j.attempt < j.max_attempts then
+    delay := case when jsonb_typeof(o -> 'delay_ms') = 'number'
+      then interval '1 millisecond' * least(greatest(posthouse.number_of(o -> 'delay_ms', 0), 0), 3e11)
+      else posthouse.backoff(j.attempt) end;
+    perform posthouse.record_error(j, class, error, detail, usage);
+    perform posthouse.requeue_job(j, clock_timestamp() + delay, false, false, error);
+    return 'queued';
+  end if;
+  -- fail, retry without attempts left, or an outcome nobody knows: the attempt ran, so the job must end.
+  perform posthouse.bury_job(j,
+    case when outcome in ('fail', 'retry') then class else 'outcome' end,
+    case when outcome in ('fail', 'retry') then error else format('the worker settled with the unknown outcome %s', coalesce(quote_literal(outcome), 'null')) end,
+    detail, usage);
+  return 'failed';
+end $$;
+
+-- A JSON number, or a default for anything else.
+create or replace function posthouse.number_of(value jsonb, otherwise float8) returns float8
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+  select case when jsonb_typeof(value) = 'number' and abs(value::numeric) < 1e300 then value::float8 else otherwise end
+$$;
+
+-- What to answer about an outcome that was not applied: already (this worker wrote it before) or lost.
+create or replace function posthouse.settled_before(worker uuid, id bigint, fence bigint, out verdict text, out state text)
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  seen boolean;
+begin
+  state := posthouse.state_of(id);
+  select true into seen from posthouse.archive a where a.id = settled_before.id and a.worker = settled_before.worker and a.fence = settled_before.fence;
+  if seen is null then
+    select true into seen from posthouse.dead_letter d where d.id = settled_before.id and d.worker = settled_before.worker and d.fence = settled_before.fence;
+  end if;
+  if seen is null then
+    -- Back in line by this very attempt: rescue and reconcile take the worker off the row.
+    select true into seen from posthouse.job j
+    where j.id = settled_before.id and j.worker = settled_before.worker and j.fence = settled_before.fence and j.state <> 'running';
+  end if;
+  if seen is null then
+    select true into seen from posthouse.attempt a
+    where a.job_id = settled_before.id and a.fence = settled_before.fence and a.worker = settled_before.worker and a.class <> 'worker_lost';
+  end if;
+  verdict := case when seen then 'already' else 'lost' end;
+end $$;
+
+-- Record outcomes: a JSON array of {"id", "fence", "outcome": done|retry|snooze|fail|cancelled|release, "result", "usage",
+-- "error": {"class", "message", "detail"}, "delay_ms", "reason", "max_deferral_ms"}. Answers per outcome: applied, already (it
+-- was recorded before, the answer got lost), lost (the attempt is no longer the right one: write nothing else), or invalid.
+create or replace function posthouse.settle(worker uuid, outcomes json)
+returns table (id bigint, fence bigint, verdict text, state text)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  list jsonb[];
+  o jsonb;
+  ids bigint[];
+  fences int[];
+  results jsonb[];
+  usages jsonb[];
+  flags jsonb[];
+  applied bigint[] := '{}';
+begin
+  perform posthouse.check_isolation();
+  if outcomes is null or json_typeof(outcomes) <> 'array' then
+    raise exception using errcode = 'PH001', message = 'outcomes: must be a JSON array of objects';
+  end if;
+  begin
+    list := array(select jsonb_array_elements(outcomes::jsonb));
+  exception when data_exception or program_limit_exceeded then
+    list := array(select posthouse.storable(e) from json_array_elements(outcomes) e);
+  end;
+  select array_agg(d.id order by d.id), array_agg(d.fence order by d.id), array_agg(d.result order by d.id),
+    array_agg(d.usage order by d.id), array_agg(d.flags order by d.id)
+  into ids, fences, results, usages, flags
+  from (
+    select distinct on ((e ->> 'id')::bigint) (e ->> 'id')::bigint as id, (e ->> 'fence')::int as fence,
+      case when pg_column_size(e -> 'result') <= 33554432 then e -> 'result' else posthouse.cap_result(e -> 'result') end as result,
+      nullif(e -> 'usage', 'null') as usage,
+      coalesce(e -> 'flags', '[]') || case when pg_column_size(e -> 'result') > 33554432 then '["truncated"]' else '[]' end::jsonb as flags
+    from unnest(list) e
+    where e ->> 'outcome' = 'done' and (e ->> 'id') ~ '^\d{1,18}$' and (e ->> 'fence') ~ '^\d{1,9}$'
+    order by (e ->> 'id')::bigint, (e ->> 'fence')::int desc) d;
+  if ids is not null then
+    applied := posthouse.settle_done(settle.worker, ids, fences, results, usages, flags);
+  end if;
+  if cardinality(applied) = cardinality(list) then
+    return query select a, fences[width_bucket(a, ids)]::bigint, 'applied', 'done' from unnest(applied) a;
+    return;
+  end if;
+  foreach o in array list loop
+    if not posthouse.is_attempt(o) then
+      id := null; fence := null; verdict := 'invalid'; state := null;
+      return next;
+      continue;
+    end if;
+    id := (o ->> 'id')::bigint;
+    fence := (o ->> 'fence')::bigint;
+    if o ->> 'outcome' = 'done' and id = any(applied) and fences[width_bucket(id, ids)] = fence then
+      verdict := 'applied'; state := 'done';
+    elsif o ->> 'outcome' is distinct from 'done' then
+      state := posthouse.settle_other(settle.worker, o);
+      verdict := 'applied';
+    else
+      state := null;
+    end if;
+    if state is null then
+      select s.verdict, s.state into verdict, state from posthouse.settled_before(settle.worker, id, fence) s;
+    end if;
+    return next;
+  end loop;
+end $$;
+
+-- Whether an outcome says whose it is.
+create or replace function posthouse.is_attempt(o jsonb) returns boolean
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+  select coalesce(jsonb_typeof(o) = 'object' and (o ->> 'id') ~ '^\d{1,18}$' and (o ->> 'fence') ~ '^\d{1,9}$', false)
+$$;
+
+-- Give jobs back unfinished and uncharged, to the front of their lines: a worker that shuts down.
+create or replace function posthouse.release(worker uuid, ids bigint[], fences bigint[])
+returns table (id bigint, fence bigint, verdict text, state text)
+language sql
+set search_path = pg_catalog, pg_temp
+as $$
+  select s.* from posthouse.settle(worker, (
+    select coalesce(json_agg(json_build_object('id', r.id, 'fence', r.fence, 'outcome', 'release')), '[]')
+    from unnest(ids, fences) r(id, fence))) s
+$$;
+
+-- Store how far an attempt has come. False: the attempt is no longer the right one.
+create or replace function posthouse.progress(worker uuid, id bigint, fence bigint, progress jsonb) returns boolean
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if pg_column_size(progress.progress) > 65536 then
+    raise exception using errcode = 'PH001', message = 'progress: larger than 64 KiB';
+  end if;
+  update posthouse.job j set progress = progress.progress
+  where j.id = progress.id and j.worker = progress.worker and j.fence = progress.fence and j.state = 'running';
+  return found;
+end $$;

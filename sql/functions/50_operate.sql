@@ -1,0 +1,185 @@
+-- What people do to jobs: cancel, retry, redrive, explain.
+
+-- Cancel a job: one in line at once, a running one by telling its worker. Answers with its state now: `cancelled`, `running`
+-- (its worker has been told), or the final state it had reached before.
+create or replace function posthouse.cancel(job_id bigint) returns text
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  j posthouse.job;
+  state text;
+begin
+  select x.* into j from posthouse.job x where x.id = job_id for update;
+  if j.id is null then
+    state := posthouse.state_of(job_id);
+    if state is null then
+      raise exception using errcode = 'PH003', message = format('job %s: there is no such job', job_id);
+    end if;
+    return state;
+  end if;
+  if j.state = 'running' then
+    update posthouse.job x set cancel_asked = true where x.id = job_id;
+    perform pg_notify('posthouse_cancel', j.worker::text);
+    return 'running';
+  end if;
+  perform posthouse.archive_job(j, 'cancelled', null, null);
+  return 'cancelled';
+end $$;
+
+-- Put a job that is no longer live back into line, its attempts counted from 0, its history and fence kept.
+create or replace function posthouse.revive(id bigint, lane bigint, created_at timestamptz, fence int, max_attempts int,
+  timeout_ms bigint, errors jsonb) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  to_lane bigint := posthouse.wake_lane(lane, clock_timestamp());
+begin
+  insert into posthouse.attempt (job_id, fence, attempt, worker, host, started_at, ended_at, class, error, detail, usage)
+  select revive.id, e.fence, e.attempt, e.worker, e.host, e.started_at, e.ended_at, e.class, e.error, e.detail, e.usage
+  from jsonb_populate_recordset(null::posthouse.attempt, coalesce(errors, '[]')) e
+  on conflict do nothing;
+  insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, timeout_ms, keyed, fence, errors)
+  values (revive.id, to_lane, clock_timestamp(), revive.created_at, revive.max_attempts, revive.timeout_ms, false, revive.fence,
+    jsonb_array_length(coalesce(revive.errors, '[]')));
+  perform posthouse.notify_queue(l.queue) from posthouse.lane l where l.id = to_lane;
+end $$;
+
+-- Run a job again, or sooner: one that waits for its time is due now, one that failed or was cancelled goes back into line.
+-- A running or done one is refused (PH004).
+create or replace function posthouse.retry(job_id bigint) returns text
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  j posthouse.job;
+  a posthouse.archive;
+  state text;
+begin
+  if posthouse.redrive(array[job_id]) = 1 then
+    return 'queued';
+  end if;
+  delete from posthouse.archive x where x.id = job_id and x.state = 'cancelled' returning * into a;
+  if found then
+    perform posthouse.revive(a.id, a.lane_id, a.created_at, a.fence, a.max_attempts, a.timeout_ms, a.errors);
+    return 'queued';
+  end if;
+  select x.* into j from posthouse.job x where x.id = job_id and x.state = 'queued' for update;
+  if j.id is not null then
+    if j.run_at > clock_timestamp() then
+      perform posthouse.requeue_job(j, clock_timestamp(), false, false, 'retry asked for');
+    end if;
+    return 'queued';
+  end if;
+  state := posthouse.state_of(job_id);
+  if state is null then
+    raise exception using errcode = 'PH003', message = format('job %s: there is no such job', job_id);
+  end if;
+  raise exception using errcode = 'PH004', message = format('job %s is %s and cannot be retried', job_id, state),
+    hint = case state when 'done' then 'Enqueue it anew if you want a second answer.' else 'Cancel it first, or wait.' end;
+end $$;
+
+-- Put dead letters back into line, by id or by filter, oldest first, at most `max_jobs` at once. Attempts are counted from 0,
+-- every error so far is kept. Answers how many.
+create or replace function posthouse.redrive(ids bigint[] default null, queue text default null, kind text default null,
+  tenant text default null, max_jobs int default 1000) returns bigint
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  d posthouse.dead_letter;
+  n bigint := 0;
+begin
+  for d in
+    select x.* from posthouse.dead_letter x join posthouse.lane l on l.id = x.lane_id
+    where (redrive.ids is null or x.id = any(redrive.ids))
+      and (redrive.queue is null or l.queue = redrive.queue)
+      and (redrive.kind is null or l.kind = redrive.kind)
+      and (redrive.tenant is null or l.tenant = redrive.tenant)
+    order by x.failed_at, x.id limit greatest(max_jobs, 0) for update of x skip locked
+  loop
+    delete from posthouse.dead_letter x where x.id = d.id;
+    perform posthouse.revive(d.id, d.lane_id, d.created_at, d.fence, d.max_attempts, d.timeout_ms, d.errors);
+    n := n + 1;
+  end loop;
+  return n;
+end $$;
+
+-- Remove dead letters and their payloads for good. Answers how many.
+create or replace function posthouse.purge(ids bigint[] default null, queue text default null, kind text default null,
+  tenant text default null, max_jobs int default 1000) returns bigint
+language sql
+set search_path = pg_catalog, pg_temp
+as $$
+  with chosen as materialized (
+    select x.id from posthouse.dead_letter x join posthouse.lane l on l.id = x.lane_id
+    where (purge.ids is null or x.id = any(purge.ids))
+      and (purge.queue is null or l.queue = purge.queue)
+      and (purge.kind is null or l.kind = purge.kind)
+      and (purge.tenant is null or l.tenant = purge.tenant)
+    order by x.failed_at, x.id limit greatest(max_jobs, 0) for update of x skip locked
+  ), gone as (
+    delete from posthouse.dead_letter x where x.id in (select c.id from chosen c) returning x.id
+  ), bare as (
+    delete from posthouse.payload p where p.id in (select g.id from gone g)
+  )
+  select count(*) from gone
+$$;
+
+-- Why a job is where it is, and what would move it: one row a reason.
+create or replace function posthouse.explain(job_id bigint)
+returns table (state text, reason text, until timestamptz)
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  j posthouse.job;
+  l posthouse.lane;
+  w posthouse.worker;
+  ahead bigint;
+begin
+  select * into j from posthouse.job x where x.id = job_id;
+  if j.id is null then
+    return query
+      select 'failed', format('failed after attempt %s of %s: %s', d.attempt, d.max_attempts, d.error), null::timestamptz
+      from posthouse.dead_letter d where d.id = job_id
+      union all
+      select a.state::text, format('%s at %s, in attempt %s', a.state, a.finished_at, a.attempt), null
+      from posthouse.archive a where a.id = job_id;
+    if not found then
+      raise exception using errcode = 'PH003', message = format('job %s: there is no such job', job_id);
+    end if;
+    return;
+  end if;
+  state := j.state::text;
+  select * into l from posthouse.lane x where x.id = j.lane_id;
+  if j.state = 'running' then
+    select * into w from posthouse.worker x where x.id = j.worker;
+    until := posthouse.lease_end(w);
+    reason := case
+      when w.id is null or w.dead_at is not null then format('its worker %s is lost; the next sweep takes the job back', j.worker)
+      when until <= clock_timestamp() then format('the lease of its worker %s pid %s is over; the next sweep takes the job back', w.host, w.pid)
+      when j.cancel_asked then format('it was asked to cancel; worker %s pid %s hears of it at its next heartbeat', w.host, w.pid)
+      else format('attempt %s of %s runs on worker %s pid %s since %s', j.attempt, j.max_attempts, w.host, w.pid, j.started_at) end;
+    return next;
+    return;
+  end if;
+  if j.run_at > clock_timestamp() then
+    reason := 'not due yet' || case when j.reason is not null then ': ' || j.reason else '' end;
+    until := j.run_at;
+    return next;
+  end if;
+  until := null;
+  if not exists (select from posthouse.worker x where x.dead_at is null and posthouse.lease_end(x) > clock_timestamp()
+                 and l.queue = any(x.queues) and l.kind = any(x.kinds)) then
+    reason := format('no live worker serves kind %s on queue %s', quote_ident(l.kind), quote_ident(l.queue));
+    return next;
+  elsif j.run_at <= clock_timestamp() then
+    select count(*) into ahead from (
+      select from posthouse.job x where x.lane_id = j.lane_id and x.state = 'queued' and (x.run_at, x.id) < (j.run_at, j.id) limit 100000) x;
+    reason := format('waits for a free slot: %s jobs of its tenant and kind are before it', ahead);
+    return next;
+  end if;
+end $$;

@@ -1,0 +1,134 @@
+-- The sweep: housekeeping that any worker process may run at any time, in bounded pieces. Each piece runs at most once an
+-- interval in the whole fleet.
+
+-- Whether a piece of the sweep is due; if so it is this caller's. The interval grows with what the piece took last time, so
+-- that the sweep stays below a fiftieth of one core.
+create or replace function posthouse.sweep_due(name text, every interval) returns boolean
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  update posthouse.sweep s set ran_at = clock_timestamp()
+  where s.name = (select x.name from posthouse.sweep x
+    where x.name = sweep_due.name and x.ran_at <= clock_timestamp() - greatest(every, x.took_ms * 50 * interval '1 millisecond')
+    for update skip locked);
+  return found;
+end $$;
+
+-- Let claims start behind the dead rows: move each awake lane's floor up to its oldest queued job.
+--
+-- A floor must not pass a job that is not committed yet. Whoever enqueues, retries or snoozes holds a lock on the table until
+-- the end of its transaction, and its jobs are due no earlier than that began; so the floor stops at the oldest such
+-- transaction, though never further back than half a minute. What commits later than that is found by
+-- posthouse.rescue_stragglers. Jobs that go back to the front of the line hold advisory lock 2.
+create or replace function posthouse.advance_floors() returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+  safe timestamptz;
+begin
+  if not pg_try_advisory_xact_lock(1346912000, 2) then
+    return;
+  end if;
+  select greatest(least(min(coalesce(a.xact_start, x.prepared, '-infinity')), clock_timestamp()), clock_timestamp() - interval '30 seconds')
+  into safe
+  from pg_locks k
+  left join pg_stat_activity a on a.pid = k.pid
+  left join pg_prepared_xacts x on k.pid is null and k.virtualtransaction = '-1/' || x.transaction::text
+  where k.locktype = 'relation' and k.relation = 'posthouse.job'::regclass and k.mode = 'RowExclusiveLock'
+    and k.pid is distinct from pg_backend_pid();
+  insert into posthouse.lane_floor (lane_id, floor_at)
+  select l.id, least(coalesce(j.run_at, safe), safe)
+  from posthouse.lane l
+  cross join lateral (select coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
+                                       order by f.floor_at desc limit 1), '-infinity') as floor_at) f
+  left join lateral (
+    select j.run_at from posthouse.job j
+    where j.lane_id = l.id and j.state = 'queued' and j.run_at >= f.floor_at
+    order by j.lane_id, j.run_at, j.id limit 1) j on true
+  where l.ready_at < 'infinity' and l.ready_at <= clock_timestamp()
+    and least(coalesce(j.run_at, safe), safe) > case when f.floor_at = '-infinity' then f.floor_at else f.floor_at + interval '100 milliseconds' end
+  on conflict do nothing;
+end $$;
+
+-- Find jobs that committed behind their lane's floor, and move them in front of it.
+create or replace function posthouse.rescue_stragglers() returns int
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+  j posthouse.job;
+  n int := 0;
+begin
+  for j in
+    select x.* from posthouse.lane l
+    cross join lateral (select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id order by f.floor_at desc limit 1) f
+    cross join lateral (
+      select x.* from posthouse.job x
+      where x.lane_id = l.id and x.state = 'queued' and x.run_at < f.floor_at
+      order by x.lane_id, x.run_at, x.id limit 1000 for update skip locked) x
+    limit 10000
+  loop
+    perform posthouse.requeue_job(j, clock_timestamp(), true, false, j.reason);
+    n := n + 1;
+  end loop;
+  return n;
+end $$;
+
+-- Add up the tally, forget passed floors and keys whose window is over, and the workers that died a day ago.
+create or replace function posthouse.fold() returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  with gone as (delete from posthouse.tally t returning t.lane_id, t.state, t.jobs)
+  insert into posthouse.tally (lane_id, state, jobs) select g.lane_id, g.state, sum(g.jobs) from gone g group by g.lane_id, g.state;
+  delete from posthouse.lane_floor f using (
+    select x.lane_id, max(x.floor_at) as newest from posthouse.lane_floor x group by x.lane_id) n
+  where f.lane_id = n.lane_id and f.floor_at < n.newest;
+  delete from posthouse.dedupe d where (d.tenant, d.scope, d.key) in (
+    select x.tenant, x.scope, x.key from posthouse.dedupe x where x.expires_at < clock_timestamp()
+    order by x.tenant, x.scope, x.key limit 10000 for update skip locked);
+  delete from posthouse.dedupe d where (d.tenant, d.scope, d.key) in (
+    select x.tenant, x.scope, x.key from posthouse.dedupe x
+    where x.expires_at is null and not exists (select from posthouse.job j where j.id = x.job_id)
+    order by x.tenant, x.scope, x.key limit 1000 for update skip locked);
+  delete from posthouse.worker w where w.dead_at < clock_timestamp() - interval '1 day'
+    and not exists (select from posthouse.claimed c where c.worker = w.id);
+end $$;
+
+-- Do whatever part of the sweep is due. Called by every worker process every second or so; cheap when there is nothing to do.
+create or replace function posthouse.tidy() returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  began timestamptz;
+begin
+  perform posthouse.check_isolation();
+  began := clock_timestamp();
+  if posthouse.sweep_due('stragglers', interval '15 seconds') then
+    perform posthouse.rescue_stragglers();
+    update posthouse.sweep s set took_ms = extract(epoch from clock_timestamp() - began) * 1000 where s.name = 'stragglers';
+  end if;
+  began := clock_timestamp();
+  if posthouse.sweep_due('folds', interval '10 seconds') then
+    perform posthouse.fold();
+    update posthouse.sweep s set took_ms = extract(epoch from clock_timestamp() - began) * 1000 where s.name = 'folds';
+  end if;
+  -- Well ahead of need, so that no enqueue has to make one.
+  if posthouse.sweep_due('partitions', interval '10 seconds') then
+    perform posthouse.make_partitions((select s.last_value from posthouse.job_id_seq s) + 1000000);
+  end if;
+  -- Last, since it holds off whoever gives jobs back to the front of the line until the end of this transaction.
+  began := clock_timestamp();
+  if posthouse.sweep_due('floors', interval '1 second') then
+    perform posthouse.advance_floors();
+    update posthouse.sweep s set took_ms = extract(epoch from clock_timestamp() - began) * 1000 where s.name = 'floors';
+  end if;
+end $$;

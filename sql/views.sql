@@ -1,0 +1,55 @@
+-- The public views. Lists do not fetch payloads and results unless asked for: those are read only where a query names them.
+
+-- Every job, wherever it lives.
+create or replace view posthouse.jobs as
+  select j.id, j.state::text as state, l.queue, l.tenant, l.kind, l.priority, j.run_at, j.created_at, j.started_at,
+    null::timestamptz as finished_at, j.attempt, j.max_attempts, j.timeout_ms, j.fence::bigint as fence, j.worker, j.cancel_asked,
+    j.reason,
+    (select a.error from posthouse.attempt a where a.job_id = j.id and j.errors > 0 order by a.fence desc limit 1) as error,
+    (select p.payload from posthouse.payload p where p.id = j.id) as payload,
+    null::jsonb as result, null::jsonb as usage, j.progress,
+    case when j.errors > 0 then (select jsonb_agg(jsonb_strip_nulls(to_jsonb(a.*) - 'job_id') order by a.fence)
+      from posthouse.attempt a where a.job_id = j.id) end as errors,
+    null::text[] as flags
+  from posthouse.job j join posthouse.lane l on l.id = j.lane_id
+  union all
+  select a.id, a.state::text, l.queue, l.tenant, l.kind, l.priority, null, a.created_at, a.started_at, a.finished_at, a.attempt,
+    a.max_attempts, a.timeout_ms, a.fence, a.worker, false, null, a.errors -> -1 ->> 'error',
+    (select p.payload from posthouse.payload p where p.id = a.id), a.result, a.usage, null, a.errors, a.flags
+  from posthouse.archive a join posthouse.lane l on l.id = a.lane_id
+  union all
+  select d.id, 'failed', l.queue, l.tenant, l.kind, l.priority, null, d.created_at, d.started_at, d.failed_at, d.attempt,
+    d.max_attempts, d.timeout_ms, d.fence, d.worker, false, d.class, d.error,
+    (select p.payload from posthouse.payload p where p.id = d.id), null, d.usage, null, d.errors, null
+  from posthouse.dead_letter d join posthouse.lane l on l.id = d.lane_id;
+
+-- How each queue and tenant is doing. `done` counts all that were ever done, `failed` the dead letters there are now.
+create or replace view posthouse.queue_health as
+  select n.queue, n.tenant,
+    coalesce(sum(n.jobs) filter (where n.what = 'due'), 0)::bigint as due,
+    coalesce(sum(n.jobs) filter (where n.what = 'later'), 0)::bigint as later,
+    coalesce(sum(n.jobs) filter (where n.what = 'running'), 0)::bigint as running,
+    coalesce(sum(n.jobs) filter (where n.what = 'waiting'), 0)::bigint as waiting,
+    coalesce(sum(n.jobs) filter (where n.what = 'done'), 0)::bigint as done,
+    coalesce(sum(n.jobs) filter (where n.what = 'failed'), 0)::bigint as failed,
+    clock_timestamp() - min(n.oldest) as oldest_due_age
+  from (
+    select l.queue, l.tenant, c.what, c.jobs, c.oldest
+    from (
+      select j.lane_id, case when j.state <> 'queued' then j.state::text when j.run_at <= clock_timestamp() then 'due' else 'later' end as what,
+        count(*) as jobs, min(j.run_at) filter (where j.state = 'queued' and j.run_at <= clock_timestamp()) as oldest
+      from posthouse.job j group by 1, 2
+      union all
+      select t.lane_id, t.state::text, sum(t.jobs), null from posthouse.tally t group by 1, 2
+      union all
+      select d.lane_id, 'failed', count(*), null from posthouse.dead_letter d group by 1, 2) c
+    join posthouse.lane l on l.id = c.lane_id) n
+  group by n.queue, n.tenant;
+
+-- The workers of the last day.
+create or replace view posthouse.workers as
+  select w.id, w.host, w.pid, w.version, w.queues, w.kinds, w.slots,
+    case when w.dead_at is not null then 'over' when posthouse.lease_end(w) <= clock_timestamp() then 'expired' else 'live' end as state,
+    w.started_at, w.beat_at, posthouse.lease_end(w) as expires_at, w.lease_ms, w.dead_at,
+    (select count(*) from posthouse.running_jobs(w.id, w.oldest_seq)) as running
+  from posthouse.worker w;
