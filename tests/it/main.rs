@@ -1,0 +1,9 @@
+//! The integration tests, one binary: real processes against a Postgres that the tests start themselves.
+
+#![allow(clippy::unwrap_used)]
+
+mod fault_proxy;
+mod harness;
+mod private_postgres;
+mod program;
+mod test_cluster;
