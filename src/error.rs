@@ -45,6 +45,11 @@ impl Error {
         Self { kind: Kind::Disconnected { down }, message: message.into(), source: None }
     }
 
+    /// The same error once more, for another who waits for the same answer.
+    pub(crate) fn again(&self) -> Self {
+        Self { kind: self.kind.clone(), message: self.message.clone(), source: None }
+    }
+
     /// The input was refused: nothing was stored, and the same call would be refused again.
     pub fn is_invalid(&self) -> bool {
         match &self.kind {

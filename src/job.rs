@@ -1,5 +1,6 @@
 //! What is enqueued: a [`Job`] type of your own, or a [`NewJob`] put together by hand.
 
+use std::fmt::Write as _;
 use std::time::{Duration, SystemTime};
 
 use serde::{Serialize, de::DeserializeOwned};
@@ -48,7 +49,7 @@ pub struct NewJob {
     pub(crate) tenant: Option<String>,
     pub(crate) priority: Option<i32>,
     pub(crate) delay: Option<Duration>,
-    pub(crate) run_at: Option<SystemTime>,
+    pub(crate) run_at: Option<String>,
     pub(crate) max_attempts: Option<u32>,
     pub(crate) timeout: Option<Duration>,
     pub(crate) dedupe: Option<(String, DedupeFor)>,
@@ -112,8 +113,18 @@ impl NewJob {
     }
 
     /// Due at this time. A time in the past means at once.
-    pub fn run_at(mut self, run_at: SystemTime) -> Self {
-        self.run_at = Some(run_at);
+    pub fn run_at(self, run_at: SystemTime) -> Self {
+        let mut text = String::new();
+        // Times after the year 9999 have no RFC 3339 form; the database refuses infinity by name.
+        if write!(text, "{}", humantime::format_rfc3339_micros(run_at.max(SystemTime::UNIX_EPOCH))).is_err() {
+            text = "infinity".to_owned();
+        }
+        self.run_at_text(text)
+    }
+
+    /// Due at this time, in any form that Postgres reads, such as `2027-01-31 08:00 Europe/Rome`.
+    pub fn run_at_text(mut self, run_at: impl Into<String>) -> Self {
+        self.run_at = Some(run_at.into());
         self
     }
 

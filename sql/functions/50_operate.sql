@@ -183,3 +183,15 @@ begin
     return next;
   end if;
 end $$;
+
+-- The kinds with due jobs of a queue and tenant that no live worker serves.
+create or replace function posthouse.unserved_kinds(queue text, tenant text) returns text[]
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+  select coalesce(array_agg(distinct l.kind), '{}') from posthouse.lane l
+  where l.queue = unserved_kinds.queue and l.tenant = unserved_kinds.tenant
+    and exists (select from posthouse.job j where j.lane_id = l.id and j.state = 'queued' and j.run_at <= clock_timestamp())
+    and not exists (select from posthouse.worker w where w.dead_at is null and posthouse.lease_end(w) > clock_timestamp()
+                    and l.queue = any(w.queues) and l.kind = any(w.kinds))
+$$;

@@ -1,0 +1,223 @@
+//! The handle to a queue: enqueue jobs, look at them, manage them.
+
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use tokio_postgres::GenericClient;
+
+use crate::error::{Error, Result};
+use crate::job::{DedupeFor, Enqueued, Job, NewJob};
+use crate::store::{self, DeadFilter, Database, JobFilter, JobRecord, QueueHealth, Reason, Store, WorkerRecord};
+
+mod gather;
+
+use gather::Gatherer;
+
+/// A queue in a Postgres database. Cheap to clone. Uses one connection for enqueueing, one for everything else, and up to
+/// four for enqueues with a dedupe key, each made when it is first needed.
+///
+/// ```no_run
+/// # async fn f() -> posthouse::Result<()> {
+/// # #[derive(serde::Serialize, serde::Deserialize)] struct Summarize { text: String }
+/// # impl posthouse::Job for Summarize { const KIND: &'static str = "summarize"; }
+/// let queue = posthouse::Posthouse::connect("postgres://localhost/app").await?;
+/// let job = queue.enqueue(Summarize { text: "…".into() }).tenant("acme").dedupe_key("hook-17").await?;
+/// println!("job {} (duplicate: {})", job.id, job.duplicate);
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Posthouse {
+    database: Database,
+    store: Store,
+    gatherer: Arc<Gatherer>,
+}
+
+impl Posthouse {
+    /// Connect, and check that the schema is there and fits this library ([`migrate`](Self::migrate) makes it).
+    pub async fn connect(url: &str) -> Result<Self> {
+        let database = Database::new(url)?;
+        store::schema_status(&database).await?.check()?;
+        Ok(Self::new(database))
+    }
+
+    /// The handle to a database, without connecting.
+    pub fn new(database: Database) -> Self {
+        let store = database.store("client");
+        let gatherer = Arc::new(Gatherer::new(&database));
+        Self { database, store, gatherer }
+    }
+
+    /// Bring the schema up to date. Safe to run from several processes at once.
+    pub async fn migrate(url: &str) -> Result<()> {
+        store::migrate(&Database::new(url)?).await.map(|_| ())
+    }
+
+    /// The database it works on.
+    pub fn database(&self) -> &Database {
+        &self.database
+    }
+
+    /// Enqueue a job of a typed kind: set what it needs, then `.await` it, or hand it a transaction.
+    pub fn enqueue<J: Job>(&self, job: J) -> Enqueue<'_> {
+        Enqueue { queue: self, job: NewJob::of(&job) }
+    }
+
+    /// Enqueue a job put together by hand.
+    pub fn enqueue_job(&self, job: NewJob) -> Enqueue<'_> {
+        Enqueue { queue: self, job: Ok(job) }
+    }
+
+    /// Enqueue many jobs, up to 10,000 a commit. If one of a commit is refused, so are the others of it; the error names the
+    /// job. Answers in the order of the jobs.
+    pub async fn enqueue_many(&self, jobs: &[NewJob]) -> Result<Vec<Enqueued>> {
+        let mut answers = Vec::with_capacity(jobs.len());
+        for part in jobs.chunks(store::MANY_MAX) {
+            answers.extend(self.store.enqueue_many(part).await?);
+        }
+        Ok(answers)
+    }
+
+    /// One job, whole. `None`: there is no such job.
+    pub async fn job(&self, id: i64) -> Result<Option<JobRecord>> {
+        self.store.job(id).await
+    }
+
+    /// Jobs, newest first, at most `limit`, without their payloads and results.
+    pub async fn jobs(&self, filter: &JobFilter, limit: u32) -> Result<Vec<JobRecord>> {
+        self.store.jobs(filter, limit).await
+    }
+
+    /// Wait until a job is final; look every `every`. An error if there is no such job.
+    pub async fn wait(&self, id: i64, every: Duration) -> Result<JobRecord> {
+        loop {
+            match self.store.states(&[id]).await?.first().map(|s| s.1.as_str()) {
+                None => return Err(Error::invalid(format!("job {id}: there is no such job"))),
+                Some("done" | "failed" | "cancelled") => {
+                    // Final, unless somebody retried it just now.
+                    if let Some(job) = self.store.job(id).await?.filter(JobRecord::is_final) {
+                        return Ok(job);
+                    }
+                }
+                Some(_) => {}
+            }
+            tokio::time::sleep(every).await;
+        }
+    }
+
+    /// The states of these jobs; an id that does not exist is left out.
+    pub async fn states(&self, ids: &[i64]) -> Result<Vec<(i64, String)>> {
+        self.store.states(ids).await
+    }
+
+    /// Every queue and tenant with jobs, now or ever.
+    pub async fn health(&self) -> Result<Vec<QueueHealth>> {
+        self.store.queue_health().await
+    }
+
+    /// The workers of the last day, live ones first.
+    pub async fn workers(&self) -> Result<Vec<WorkerRecord>> {
+        self.store.workers().await
+    }
+
+    /// Cancel a job. Answers with its state now: `cancelled`, `running` (its worker has been told), or the final state it had
+    /// reached before.
+    pub async fn cancel(&self, id: i64) -> Result<String> {
+        self.store.cancel(id).await
+    }
+
+    /// Run a job again, or sooner: one that waits for its time, one that failed, one that was cancelled.
+    pub async fn retry(&self, id: i64) -> Result<String> {
+        self.store.retry(id).await
+    }
+
+    /// Put up to `max_jobs` dead letters back into line, oldest first. Answers how many.
+    pub async fn redrive(&self, filter: &DeadFilter, max_jobs: u32) -> Result<i64> {
+        self.store.redrive(filter, max_jobs).await
+    }
+
+    /// Remove up to `max_jobs` dead letters for good, oldest first. Answers how many.
+    pub async fn purge(&self, filter: &DeadFilter, max_jobs: u32) -> Result<i64> {
+        self.store.purge(filter, max_jobs).await
+    }
+
+    /// Why a job is where it is, and what would move it.
+    pub async fn explain(&self, id: i64) -> Result<Vec<Reason>> {
+        self.store.explain(id).await
+    }
+}
+
+/// A job on its way into the queue: `.await` it, or call [`in_transaction`](Self::in_transaction).
+#[must_use = "nothing is enqueued until this is awaited"]
+pub struct Enqueue<'a> {
+    queue: &'a Posthouse,
+    job: Result<NewJob>,
+}
+
+impl<'a> Enqueue<'a> {
+    fn with(mut self, change: impl FnOnce(NewJob) -> NewJob) -> Self {
+        self.job = self.job.map(change);
+        self
+    }
+
+    /// The queue. Default: `default`.
+    pub fn queue(self, queue: impl Into<String>) -> Self {
+        self.with(|j| j.queue(queue))
+    }
+
+    /// Whose job it is. Default: `default`.
+    pub fn tenant(self, tenant: impl Into<String>) -> Self {
+        self.with(|j| j.tenant(tenant))
+    }
+
+    /// Smaller runs first. Default: 0.
+    pub fn priority(self, priority: i32) -> Self {
+        self.with(|j| j.priority(priority))
+    }
+
+    /// Due this long from now. Default: at once.
+    pub fn delay(self, delay: Duration) -> Self {
+        self.with(|j| j.delay(delay))
+    }
+
+    /// Due at this time. A time in the past means at once.
+    pub fn run_at(self, run_at: SystemTime) -> Self {
+        self.with(|j| j.run_at(run_at))
+    }
+
+    /// Attempts before the job becomes a dead letter. Default: 5.
+    pub fn max_attempts(self, max_attempts: u32) -> Self {
+        self.with(|j| j.max_attempts(max_attempts))
+    }
+
+    /// Longest time one attempt may take. Default: no limit.
+    pub fn timeout(self, timeout: Duration) -> Self {
+        self.with(|j| j.timeout(timeout))
+    }
+
+    /// While a job of this tenant and kind holds this key, enqueueing again answers with that job.
+    pub fn dedupe_key(self, key: impl Into<String>) -> Self {
+        self.with(|j| j.dedupe_key(key))
+    }
+
+    /// How long the dedupe key stands. Default: until the job is final.
+    pub fn dedupe_for(self, policy: DedupeFor) -> Self {
+        self.with(|j| j.dedupe_for(policy))
+    }
+
+    /// Enqueue in a transaction of yours (`tokio_postgres::Transaction`, or a pool's): the job exists when, and only if,
+    /// that commits. With any other driver, call `select * from posthouse.enqueue(…)` in the transaction.
+    pub async fn in_transaction<C: GenericClient + Sync>(self, transaction: &C) -> Result<Enqueued> {
+        store::enqueue_in(transaction, &self.job?).await
+    }
+}
+
+impl<'a> IntoFuture for Enqueue<'a> {
+    type Output = Result<Enqueued>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move { self.queue.gatherer.enqueue(self.job?).await })
+    }
+}

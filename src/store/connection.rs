@@ -1,0 +1,174 @@
+//! One connection to Postgres that is made when needed and calls functions in one flight each.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use futures_util::future::join3;
+use tokio::sync::Mutex;
+use tokio::task::JoinHandle;
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{Client, Row};
+
+use super::database::{Database, Target};
+use crate::error::{Error, Result};
+
+/// How long a call may take before the connection is given up: a lost packet must not hold a worker for ever.
+const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A parameter and its type: naming the type saves the driver a round trip.
+pub(super) type Parameter = (Box<dyn ToSql + Sync + Send>, Type);
+
+/// One connection. Clones share it.
+#[derive(Clone)]
+pub struct Store {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    database: Database,
+    name: String,
+    timeout: Duration,
+    link: Mutex<Option<Link>>,
+    /// The database's default isolation level is not READ COMMITTED: every call opens a transaction of its own.
+    explicit: AtomicBool,
+    /// Keeps such transactions apart on the pipelined connection.
+    turn: Arc<Mutex<()>>,
+}
+
+struct Link {
+    client: Arc<Client>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Store {
+    pub(super) fn new(database: Database, name: &str) -> Self {
+        Self::with_timeout_inner(database, name, CALL_TIMEOUT)
+    }
+
+    fn with_timeout_inner(database: Database, name: &str, timeout: Duration) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                database,
+                name: name.to_owned(),
+                timeout,
+                link: Mutex::new(None),
+                explicit: AtomicBool::new(false),
+                turn: Arc::new(Mutex::new(())),
+            }),
+        }
+    }
+
+    /// A connection of its own to the same database whose calls are given up after `timeout`. Default: 30 seconds.
+    pub fn with_timeout(&self, timeout: Duration) -> Self {
+        Self::with_timeout_inner(self.inner.database.clone(), &self.inner.name, timeout)
+    }
+
+    /// The database it connects to.
+    pub fn database(&self) -> &Database {
+        &self.inner.database
+    }
+
+    /// Ask Postgres for a sign of life.
+    pub async fn ping(&self) -> Result<()> {
+        self.call("select 1", Vec::new()).await.map(|_| ())
+    }
+
+    /// Run one statement. It takes effect whole or not at all, also if this future is dropped.
+    pub(super) async fn call(&self, sql: &'static str, parameters: Vec<Parameter>) -> Result<Vec<Row>> {
+        let inner = &self.inner;
+        let parameters = Arc::new(parameters);
+        let work = async {
+            let client = self.client().await?;
+            if !inner.explicit.load(Ordering::Relaxed) {
+                let answer = query(&client, sql, &parameters).await;
+                match answer {
+                    Err(error) if error.sqlstate() == Some("PH002") => inner.explicit.store(true, Ordering::Relaxed),
+                    answer => return answer,
+                }
+            }
+            let turn = inner.turn.clone().lock_owned().await;
+            // A task of its own, so that dropping the caller's future leaves no transaction open.
+            let task = tokio::spawn(async move {
+                let _turn = turn;
+                let (begin, answer, end) = join3(
+                    client.batch_execute("begin isolation level read committed"),
+                    query(&client, sql, &parameters),
+                    client.batch_execute("commit"),
+                )
+                .await;
+                begin?;
+                let rows = answer?;
+                end?;
+                Ok(rows)
+            });
+            task.await.map_err(|_| Error::disconnected("the connection's task ended", false))?
+        };
+        let result = match tokio::time::timeout(inner.timeout, work).await {
+            Ok(result) => result,
+            Err(_) => {
+                Err(Error::disconnected(format!("no answer from Postgres within {:?}", inner.timeout), false))
+            }
+        };
+        if result.as_ref().is_err_and(Error::is_disconnected) {
+            self.disconnect().await;
+        }
+        result
+    }
+
+    /// Run one statement that answers with exactly one row.
+    pub(super) async fn call_one(&self, sql: &'static str, parameters: Vec<Parameter>) -> Result<Row> {
+        let rows = self.call(sql, parameters).await?;
+        rows.into_iter().next().ok_or_else(|| Error::schema("a function of the schema answered nothing"))
+    }
+
+    /// Close the connection; the next call makes a new one.
+    pub async fn disconnect(&self) {
+        self.inner.link.lock().await.take();
+    }
+
+    async fn client(&self) -> Result<Arc<Client>> {
+        let mut link = self.inner.link.lock().await;
+        if let Some(link) = link.as_ref().filter(|l| !l.client.is_closed()) {
+            return Ok(link.client.clone());
+        }
+        *link = None;
+        let (client, task) = connect(&self.inner.database.main, &self.inner.name).await?;
+        let client = Arc::new(client);
+        *link = Some(Link { client: client.clone(), task });
+        Ok(client)
+    }
+}
+
+async fn query(client: &Client, sql: &str, parameters: &[Parameter]) -> Result<Vec<Row>> {
+    let typed: Vec<(&(dyn ToSql + Sync), Type)> =
+        parameters.iter().map(|(p, t)| (p.as_ref() as &(dyn ToSql + Sync), t.clone())).collect();
+    Ok(client.query_typed(sql, &typed).await?)
+}
+
+/// Connect, and drive the connection in a task.
+pub(super) async fn connect(target: &Target, name: &str) -> Result<(Client, JoinHandle<()>)> {
+    let mut config = target.config.clone();
+    config.application_name(format!("posthouse/{name}"));
+    #[cfg(feature = "tls")]
+    {
+        let (client, connection) = config.connect(super::tls::connector(target)?).await?;
+        Ok((client, tokio::spawn(async move { drop(connection.await) })))
+    }
+    #[cfg(not(feature = "tls"))]
+    {
+        let (client, connection) = config.connect(tokio_postgres::NoTls).await?;
+        Ok((client, tokio::spawn(async move { drop(connection.await) })))
+    }
+}
+
+/// Shorthand for a parameter.
+pub(super) fn p(value: impl ToSql + Sync + Send + 'static, kind: Type) -> Parameter {
+    (Box::new(value), kind)
+}

@@ -1,0 +1,122 @@
+//! Where the database is: the parsed connection URL, and a second one for LISTEN where a pooler stands before the first.
+
+use std::fmt;
+use std::time::Duration;
+
+use tokio_postgres::Config;
+
+use super::connection::Store;
+use crate::error::{Error, Result};
+
+/// Where the database is. Cheap to clone; does no I/O; its `Debug` shows no password.
+#[derive(Clone)]
+pub struct Database {
+    pub(super) main: Target,
+    pub(super) listen: Option<Target>,
+}
+
+/// A parsed URL.
+#[derive(Clone)]
+pub(super) struct Target {
+    pub(super) config: Config,
+    pub(super) verify: bool,
+    pub(super) root_cert: Option<String>,
+}
+
+impl Database {
+    /// Parse a connection URL (`postgres://user:password@host:port/database?sslmode=require`) or a key-value string. `sslmode`
+    /// may be `disable`, `prefer` (the default), `require` (encrypted, the certificate not checked, as in libpq),
+    /// `verify-ca` or `verify-full` (both check certificate and name), with `sslrootcert=FILE` for an authority of your own.
+    pub fn new(url: &str) -> Result<Self> {
+        let main = Target::parse(url)?;
+        Ok(Self { listen: Some(main.clone()), main })
+    }
+
+    /// Another URL for LISTEN, which does not work through a transaction-mode pooler. `None`: do not listen, just poll.
+    pub fn listen_url(mut self, url: Option<&str>) -> Result<Self> {
+        self.listen = url.map(Target::parse).transpose()?;
+        Ok(self)
+    }
+
+    /// A connection of its own, made at its first call, that `pg_stat_activity` shows as `posthouse/name`.
+    pub fn store(&self, name: &str) -> Store {
+        Store::new(self.clone(), name)
+    }
+}
+
+impl Target {
+    fn parse(url: &str) -> Result<Self> {
+        let mut verify = false;
+        let mut root_cert = None;
+        let url = take_parameter(url, "sslmode", |mode| {
+            verify = mode.starts_with("verify-");
+            Some(if verify { "require" } else { mode }.to_owned())
+        });
+        let url = take_parameter(&url, "sslrootcert", |file| {
+            root_cert = Some(file.to_owned());
+            None
+        });
+        let mut config: Config = url.parse().map_err(|error: tokio_postgres::Error| {
+            let why = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
+            Error::config(format!(
+                "database URL: {why}; it should look like postgres://user:password@host:5432/database"
+            ))
+        })?;
+        if config.get_connect_timeout().is_none() {
+            config.connect_timeout(Duration::from_secs(10));
+        }
+        config.keepalives_idle(Duration::from_secs(30));
+        config.tcp_user_timeout(Duration::from_secs(30));
+        Ok(Self { config, verify, root_cert })
+    }
+}
+
+/// Hand the value of a parameter of a URL or key-value string to `change`, and put back what it answers.
+fn take_parameter(url: &str, name: &str, change: impl FnOnce(&str) -> Option<String>) -> String {
+    let key = format!("{name}=");
+    let Some(start) = url.find(&key).filter(|&i| i == 0 || matches!(url.as_bytes()[i - 1], b'?' | b'&' | b' ')) else {
+        return url.to_owned();
+    };
+    let value_start = start + key.len();
+    let end = url[value_start..].find(['&', ' ']).map_or(url.len(), |n| value_start + n);
+    match change(&url[value_start..end]) {
+        Some(value) => format!("{}{}{}", &url[..value_start], value, &url[end..]),
+        // Take its separator along.
+        None if end < url.len() => format!("{}{}", &url[..start], &url[end + 1..]),
+        None => url[..start].trim_end_matches(['?', '&', ' ']).to_owned(),
+    }
+}
+
+impl fmt::Debug for Database {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Database")
+            .field("hosts", &self.main.config.get_hosts())
+            .field("ports", &self.main.config.get_ports())
+            .field("database", &self.main.config.get_dbname())
+            .field("user", &self.main.config.get_user())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn tls_parameters_are_ours() {
+        let db = Database::new("postgres://u:p@h/d?sslmode=verify-full&sslrootcert=/ca.pem&application_name=x").unwrap();
+        assert!(db.main.verify);
+        assert_eq!(db.main.root_cert.as_deref(), Some("/ca.pem"));
+        assert_eq!(db.main.config.get_application_name(), Some("x"));
+        assert!(!Database::new("host=h sslmode=require").unwrap().main.verify);
+        assert!(Database::new("postgres://u@h/d?sslrootcert=/ca.pem").is_ok());
+    }
+
+    #[test]
+    fn a_bad_url_says_what_it_should_be_and_debug_hides_the_password() {
+        let error = Database::new("postgres://h:notaport/d").unwrap_err().to_string();
+        assert!(error.contains("postgres://user"), "{error}");
+        assert!(!format!("{:?}", Database::new("postgres://u:sesame@h/d").unwrap()).contains("sesame"));
+    }
+}

@@ -1,0 +1,126 @@
+//! Enqueue jobs: one, or many at once, on a connection of ours or in a transaction of the caller's.
+
+use serde::Serialize;
+use serde_json::value::RawValue;
+use tokio_postgres::types::{Json, ToSql, Type};
+use tokio_postgres::{GenericClient, Row};
+
+use super::connection::{Parameter, Store, p};
+use crate::error::{Error, Result};
+use crate::job::{DedupeFor, Enqueued, NewJob};
+
+const ONE: &str = "select id, state, duplicate from posthouse.enqueue(kind => $1, payload => $2, queue => coalesce($3, 'default'), \
+    tenant => coalesce($4, 'default'), priority => coalesce($5, 0), delay => $6 * interval '1 millisecond', run_at => $7::text::timestamptz, \
+    max_attempts => $8, timeout => $9 * interval '1 millisecond', dedupe_key => $10, dedupe_for => $11 * interval '1 millisecond')";
+
+const MANY: &str = "select id, state, duplicate from posthouse.enqueue_many($1) order by ordinal";
+
+/// The most jobs that `posthouse.enqueue_many` takes in one call.
+pub(crate) const MANY_MAX: usize = 10_000;
+
+impl NewJob {
+    fn dedupe_for_ms(&self) -> Option<f64> {
+        match self.dedupe.as_ref()?.1 {
+            DedupeFor::UntilFinal => None,
+            DedupeFor::Window(window) => Some(window.as_secs_f64() * 1000.0),
+        }
+    }
+
+    fn parameters(&self) -> Vec<Parameter> {
+        vec![
+            p(self.kind.clone(), Type::TEXT),
+            p(Json(self.payload.clone()), Type::JSONB),
+            p(self.queue.clone(), Type::TEXT),
+            p(self.tenant.clone(), Type::TEXT),
+            p(self.priority, Type::INT4),
+            p(self.delay.map(|d| d.as_secs_f64() * 1000.0), Type::FLOAT8),
+            p(self.run_at.clone(), Type::TEXT),
+            p(self.max_attempts.map(|n| i32::try_from(n).unwrap_or(i32::MAX)), Type::INT4),
+            p(self.timeout.map(|d| d.as_secs_f64() * 1000.0), Type::FLOAT8),
+            p(self.dedupe.as_ref().map(|d| d.0.clone()), Type::TEXT),
+            p(self.dedupe_for_ms(), Type::FLOAT8),
+        ]
+    }
+}
+
+/// A job as `posthouse.enqueue_many` reads it.
+#[derive(Serialize)]
+struct Wire<'a> {
+    kind: &'a str,
+    payload: &'a RawValue,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    queue: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tenant: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    priority: Option<i32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    run_at: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    delay_ms: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_attempts: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timeout_ms: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dedupe_key: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dedupe_for_ms: Option<f64>,
+}
+
+impl<'a> Wire<'a> {
+    fn new(job: &'a NewJob) -> Self {
+        Self {
+            kind: &job.kind,
+            payload: &job.payload,
+            queue: job.queue.as_deref(),
+            tenant: job.tenant.as_deref(),
+            priority: job.priority,
+            run_at: job.run_at.as_deref(),
+            delay_ms: job.delay.map(|d| d.as_secs_f64() * 1000.0),
+            max_attempts: job.max_attempts,
+            timeout_ms: job.timeout.map(|d| d.as_secs_f64() * 1000.0),
+            dedupe_key: job.dedupe.as_ref().map(|d| d.0.as_str()),
+            dedupe_for_ms: job.dedupe_for_ms(),
+        }
+    }
+}
+
+fn enqueued(row: &Row) -> Result<Enqueued> {
+    Ok(Enqueued { id: row.try_get(0)?, state: row.try_get(1)?, duplicate: row.try_get(2)? })
+}
+
+/// What Postgres says of a payload that `jsonb` cannot hold, in words that name the field.
+fn name_the_payload(error: Error) -> Error {
+    match error.sqlstate() {
+        Some("22P05") => Error::invalid(format!("payload: contains a character that Postgres cannot store (\\u0000): {error}")),
+        Some("22007" | "22008") => Error::invalid(format!("run_at: {error}")),
+        Some("22P02" | "22003" | "54000" | "54001") => Error::invalid(format!("payload: {error}")),
+        _ => error,
+    }
+}
+
+impl Store {
+    /// Enqueue one job.
+    pub async fn enqueue(&self, job: &NewJob) -> Result<Enqueued> {
+        let row = self.call_one(ONE, job.parameters()).await.map_err(name_the_payload)?;
+        enqueued(&row)
+    }
+
+    /// Enqueue up to 10,000 jobs in one commit: all of them or, if one is refused, none. Answers in the order of the jobs.
+    pub async fn enqueue_many(&self, jobs: &[NewJob]) -> Result<Vec<Enqueued>> {
+        let wire: Vec<Wire<'_>> = jobs.iter().map(Wire::new).collect();
+        let json = RawValue::from_string(serde_json::to_string(&wire)?)?;
+        let rows = self.call(MANY, vec![p(Json(json), Type::JSONB)]).await.map_err(name_the_payload)?;
+        rows.iter().map(enqueued).collect()
+    }
+}
+
+/// Enqueue one job in a transaction of the caller's: it exists when, and only if, that commits.
+pub(crate) async fn enqueue_in<C: GenericClient>(client: &C, job: &NewJob) -> Result<Enqueued> {
+    let parameters = job.parameters();
+    let typed: Vec<(&(dyn ToSql + Sync), Type)> =
+        parameters.iter().map(|(p, t)| (p.as_ref() as &(dyn ToSql + Sync), t.clone())).collect();
+    let rows = client.query_typed(ONE, &typed).await.map_err(|e| name_the_payload(e.into()))?;
+    enqueued(rows.first().ok_or_else(|| Error::schema("posthouse.enqueue answered nothing"))?)
+}

@@ -1,0 +1,184 @@
+//! Bring the schema up to date: numbered migrations, forward only, then the functions and views whole.
+
+use std::fmt::Write as _;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use serde::Serialize;
+use tokio_postgres::Client;
+
+use super::connection::connect;
+use super::database::Database;
+use crate::error::{Error, Result};
+
+/// A step of the schema.
+#[derive(Debug, Clone, Copy)]
+pub struct Migration {
+    /// Its number, from 1 without gaps.
+    pub version: i32,
+    /// What it is about.
+    pub name: &'static str,
+    /// A binary that does not know it must not run on a schema that has it.
+    pub breaking: bool,
+    sql: &'static str,
+}
+
+const MIGRATIONS: &[Migration] =
+    &[Migration { version: 1, name: "jobs", breaking: true, sql: include_str!("../../sql/migrations/0001_jobs.sql") }];
+
+const FUNCTIONS: &[&str] = &[
+    include_str!("../../sql/functions/00_common.sql"),
+    include_str!("../../sql/functions/10_enqueue.sql"),
+    include_str!("../../sql/functions/20_claim.sql"),
+    include_str!("../../sql/functions/30_settle.sql"),
+    include_str!("../../sql/functions/40_lease.sql"),
+    include_str!("../../sql/functions/50_operate.sql"),
+    include_str!("../../sql/functions/60_sweep.sql"),
+    include_str!("../../sql/views.sql"),
+];
+
+/// The oldest Postgres that will do.
+const POSTGRES_MIN: i32 = 140_000;
+
+/// Where a database stands.
+#[derive(Debug, Clone, Serialize)]
+pub struct SchemaStatus {
+    /// The newest migration in the database; 0: there is no schema.
+    pub version: i32,
+    /// The newest migration this binary knows.
+    pub known: i32,
+    /// Migrations in the database that this binary does not know and that break it.
+    pub breaking: Vec<String>,
+    /// The functions and views in the database are those of this binary.
+    pub functions_current: bool,
+    /// The version of Postgres, such as 150018.
+    pub server_version: i32,
+}
+
+impl SchemaStatus {
+    /// An error that says what to do if this binary cannot work on this schema.
+    pub fn check(&self) -> Result<()> {
+        if self.server_version < POSTGRES_MIN {
+            return Err(Error::schema(format!(
+                "Postgres {} is too old: Posthouse needs 14 or newer",
+                self.server_version / 10_000
+            )));
+        }
+        if !self.breaking.is_empty() {
+            return Err(Error::schema(format!(
+                "the schema is newer than this binary and would break it (migration {}); install a newer posthouse",
+                self.breaking.join(", ")
+            )));
+        }
+        if self.version < self.known {
+            let what = if self.version == 0 { "has no Posthouse schema yet" } else { "has an older schema" };
+            return Err(Error::schema(format!("the database {what}; run `posthouse db migrate`")));
+        }
+        Ok(())
+    }
+}
+
+/// Everything that makes the schema, in order, as SQL: for reading, and for databases that are migrated by hand.
+pub fn schema_sql() -> String {
+    let mut sql = String::from("create schema if not exists posthouse;\n");
+    for part in MIGRATIONS.iter().map(|m| m.sql).chain(FUNCTIONS.iter().copied()) {
+        sql.push_str(part);
+        sql.push('\n');
+    }
+    sql
+}
+
+fn functions_checksum() -> String {
+    let mut hasher = DefaultHasher::new();
+    FUNCTIONS.hash(&mut hasher);
+    format!("{:016x}", hasher.finish())
+}
+
+const BOOKS: &str = "create schema if not exists posthouse;
+create table if not exists posthouse.migration (
+  version int primary key, name text not null, breaking boolean not null, applied_at timestamptz not null default clock_timestamp());
+create table if not exists posthouse.meta (name text primary key, value text not null);";
+
+/// Bring the schema up to date. Safe to run from several processes at once, and over and over. Answers with the migrations that
+/// were applied now.
+pub async fn migrate(database: &Database) -> Result<Vec<Migration>> {
+    let (mut client, _task) = connect(&database.main, "migrate").await?;
+    status(&client).await?.check_newer()?;
+    let transaction = client.transaction().await?;
+    // Everything happens under this lock; two at once would otherwise race even for `create schema if not exists`.
+    transaction.batch_execute("set local lock_timeout = '60s'; select pg_advisory_xact_lock(1346912000, 0);").await?;
+    transaction.batch_execute(BOOKS).await?;
+    let before = status(transaction.client()).await?;
+    before.check_newer()?;
+    let mut applied = Vec::new();
+    for migration in MIGRATIONS.iter().filter(|m| m.version > before.version) {
+        transaction.batch_execute(migration.sql).await?;
+        let mut book = String::new();
+        let _ = write!(
+            book,
+            "insert into posthouse.migration (version, name, breaking) values ({}, '{}', {})",
+            migration.version, migration.name, migration.breaking
+        );
+        transaction.batch_execute(&book).await?;
+        applied.push(*migration);
+    }
+    if !before.functions_current || !applied.is_empty() {
+        for part in FUNCTIONS {
+            transaction.batch_execute(part).await?;
+        }
+        let sum = functions_checksum();
+        transaction
+            .batch_execute(&format!(
+                "insert into posthouse.meta values ('functions', '{sum}') on conflict (name) do update set value = excluded.value;
+                 revoke all on all functions in schema posthouse from public;
+                 select posthouse.make_partitions(0);"
+            ))
+            .await?;
+    }
+    transaction.commit().await?;
+    Ok(applied)
+}
+
+/// Where a database stands.
+pub async fn schema_status(database: &Database) -> Result<SchemaStatus> {
+    let (client, _task) = connect(&database.main, "status").await?;
+    status(&client).await
+}
+
+impl SchemaStatus {
+    fn check_newer(&self) -> Result<()> {
+        Self { version: self.known, ..self.clone() }.check()
+    }
+}
+
+async fn status(client: &Client) -> Result<SchemaStatus> {
+    let row = client
+        .query_typed(
+            "select current_setting('server_version_num')::int, to_regclass('posthouse.migration') is not null",
+            &[],
+        )
+        .await?;
+    let row = row.first().ok_or_else(|| Error::schema("Postgres answered nothing"))?;
+    let known = MIGRATIONS.last().map_or(0, |m| m.version);
+    let mut status = SchemaStatus {
+        version: 0,
+        known,
+        breaking: Vec::new(),
+        functions_current: false,
+        server_version: row.try_get(0)?,
+    };
+    if !row.try_get::<_, bool>(1)? {
+        return Ok(status);
+    }
+    for row in client.query_typed("select version, name, breaking from posthouse.migration order by version", &[]).await? {
+        status.version = row.try_get(0)?;
+        if status.version > known && row.try_get(2)? {
+            status.breaking.push(format!("{} {}", status.version, row.try_get::<_, &str>(1)?));
+        }
+    }
+    let sum = client.query_typed("select value from posthouse.meta where name = 'functions'", &[]).await?;
+    status.functions_current = match sum.first() {
+        Some(row) => row.try_get::<_, &str>(0)? == functions_checksum(),
+        None => false,
+    };
+    Ok(status)
+}

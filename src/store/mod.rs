@@ -1,0 +1,32 @@
+//! The only module that speaks SQL. A file a verb, named like the file under `sql/functions/` whose functions it calls.
+//!
+//! A [`Store`] is one connection, made at the first call and again after it broke. Calls are pipelined on it, each is one
+//! statement in one flight, so that nothing is left open when a caller's future is dropped, and a transaction-mode
+//! pooler between us and Postgres cannot mix up anything.
+
+mod claim;
+mod connection;
+mod database;
+mod enqueue;
+mod inspect;
+mod lease;
+mod listen;
+mod migrate;
+mod operate;
+mod settle;
+mod sweep;
+#[cfg(feature = "tls")]
+mod tls;
+
+pub use claim::{ClaimedJob, Registration};
+pub use connection::Store;
+pub use database::Database;
+pub use inspect::{JobFilter, JobRecord, QueueHealth, WorkerRecord};
+pub use lease::{Beat, Pulse};
+pub use listen::{Listener, Notice};
+pub use migrate::{Migration, SchemaStatus, migrate, schema_sql, schema_status};
+pub use operate::{DeadFilter, Reason};
+pub use settle::{Settled, Settlement, Verdict};
+pub use sweep::{Rescued, WorkerBeat};
+
+pub(crate) use enqueue::{MANY_MAX, enqueue_in};

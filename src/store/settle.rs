@@ -1,0 +1,186 @@
+//! Settle: record what attempts decided.
+
+use std::time::Duration;
+
+use serde::Serialize;
+use serde_json::value::RawValue;
+use tokio_postgres::types::{Json, Type};
+use uuid::Uuid;
+
+use super::connection::{Store, p};
+use crate::error::{Error, Result};
+use crate::outcome::{JobError, Outcome};
+
+/// One outcome to record.
+#[derive(Debug, Clone)]
+pub struct Settlement {
+    /// The job.
+    pub id: i64,
+    /// The fence of the attempt.
+    pub fence: i64,
+    /// What the attempt decided; `None` gives the job back unfinished and uncharged, to the front of its line.
+    pub outcome: Option<Outcome>,
+    /// What the attempt used up (tokens, money, time), JSON.
+    pub usage: Option<Box<RawValue>>,
+    /// A snooze after this long since the job first started makes it a dead letter. `None`: 24 hours.
+    pub max_deferral: Option<Duration>,
+}
+
+impl Settlement {
+    /// Record an outcome.
+    pub fn new(id: i64, fence: i64, outcome: Outcome) -> Self {
+        Self { id, fence, outcome: Some(outcome), usage: None, max_deferral: None }
+    }
+
+    /// Give the job back unfinished.
+    pub fn release(id: i64, fence: i64) -> Self {
+        Self { id, fence, outcome: None, usage: None, max_deferral: None }
+    }
+}
+
+/// What became of one outcome.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settled {
+    /// The job.
+    pub id: i64,
+    /// The fence of the attempt.
+    pub fence: i64,
+    /// Whether it was written.
+    pub verdict: Verdict,
+    /// The state of the job now. `None`: there is no such job.
+    pub state: Option<String>,
+}
+
+/// Whether an outcome was written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// It was written now.
+    Applied,
+    /// It had been written before; that answer got lost.
+    Already,
+    /// The attempt is no longer the right one: write nothing else for it.
+    Lost,
+    /// It does not say whose outcome it is.
+    Invalid,
+}
+
+#[derive(Serialize, Default)]
+struct Wire<'a> {
+    id: i64,
+    fence: i64,
+    outcome: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    result: Option<&'a RawValue>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<&'a RawValue>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<WireError<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    delay_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_deferral_ms: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct WireError<'a> {
+    class: &'a str,
+    message: String,
+    detail: &'a serde_json::Value,
+}
+
+/// Longer error texts are cut here already, so that they do not travel; the database cuts at 16 KiB.
+const ERROR_BYTES: usize = 64 * 1024;
+
+impl<'a> Wire<'a> {
+    fn new(s: &'a Settlement) -> Self {
+        let mut wire = Self { id: s.id, fence: s.fence, outcome: "release", usage: s.usage.as_deref(), ..Self::default() };
+        wire.max_deferral_ms = s.max_deferral.map(millis);
+        match &s.outcome {
+            None => {}
+            Some(Outcome::Done(result)) => {
+                wire.outcome = "done";
+                wire.result = Some(result);
+            }
+            Some(Outcome::Retry { error, delay }) => {
+                wire.outcome = "retry";
+                wire.error = Some(wire_error(error));
+                wire.delay_ms = delay.map(millis);
+            }
+            Some(Outcome::Snooze { delay, reason }) => {
+                wire.outcome = "snooze";
+                wire.delay_ms = Some(millis(*delay));
+                wire.reason = Some(reason);
+            }
+            Some(Outcome::Fail(error)) => {
+                wire.outcome = "fail";
+                wire.error = Some(wire_error(error));
+            }
+            Some(Outcome::Cancelled) => wire.outcome = "cancelled",
+        }
+        wire
+    }
+}
+
+fn wire_error(error: &JobError) -> WireError<'_> {
+    let message = &error.message;
+    let message = if message.len() <= ERROR_BYTES {
+        message.clone()
+    } else {
+        let cut = message.floor_char_boundary(ERROR_BYTES);
+        format!("{} … [cut: {} bytes in all]", &message[..cut], message.len())
+    };
+    WireError { class: &error.class, message, detail: &error.detail }
+}
+
+fn millis(d: Duration) -> u64 {
+    u64::try_from(d.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl Store {
+    /// Record outcomes, all in one commit. Answers in any order, one per outcome.
+    pub async fn settle(&self, worker: Uuid, outcomes: &[Settlement]) -> Result<Vec<Settled>> {
+        let wire: Vec<Wire<'_>> = outcomes.iter().map(Wire::new).collect();
+        let json = RawValue::from_string(serde_json::to_string(&wire)?)?;
+        let rows = self
+            .call(
+                "select id, fence, verdict, state from posthouse.settle($1, $2)",
+                vec![p(worker, Type::UUID), p(Json(json), Type::JSON)],
+            )
+            .await?;
+        rows.iter()
+            .map(|row| {
+                let verdict = match row.try_get::<_, &str>(2)? {
+                    "applied" => Verdict::Applied,
+                    "already" => Verdict::Already,
+                    "lost" => Verdict::Lost,
+                    "invalid" => Verdict::Invalid,
+                    other => return Err(Error::schema(format!("settle answered {other:?}"))),
+                };
+                Ok(Settled {
+                    id: row.try_get::<_, Option<i64>>(0)?.unwrap_or_default(),
+                    fence: row.try_get::<_, Option<i64>>(1)?.unwrap_or_default(),
+                    verdict,
+                    state: row.try_get(3)?,
+                })
+            })
+            .collect()
+    }
+
+    /// Store how far an attempt has come. False: the attempt is no longer the right one.
+    pub async fn progress(&self, worker: Uuid, id: i64, fence: i64, progress: &RawValue) -> Result<bool> {
+        let row = self
+            .call_one(
+                "select posthouse.progress($1, $2, $3, $4)",
+                vec![
+                    p(worker, Type::UUID),
+                    p(id, Type::INT8),
+                    p(fence, Type::INT8),
+                    p(Json(progress.to_owned()), Type::JSONB),
+                ],
+            )
+            .await?;
+        Ok(row.try_get(0)?)
+    }
+}
