@@ -1,0 +1,71 @@
+//! Housekeeping: idempotent sweeps in bounded batches, which any number of workers may run at the same time.
+//!
+//! [`rescue`] gives the jobs of dead workers back; tidying (partitions ahead of need, stragglers, folds) is one call that
+//! Postgres does by itself. A sweep that fails is logged and comes again: none is ever needed at a given moment.
+
+mod rescue;
+
+use std::time::{Duration, Instant};
+
+use tokio_util::sync::CancellationToken;
+
+use crate::error::Result;
+use crate::store::{Database, Store};
+use crate::worker::pause::jitter;
+use rescue::Rescue;
+
+/// Between two tidyings, before jitter.
+const TIDY_EVERY: Duration = Duration::from_secs(5);
+
+/// What is swept.
+enum Sweep {
+    Rescue(Rescue),
+    Tidy,
+}
+
+impl Sweep {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Rescue(_) => "rescue",
+            Self::Tidy => "tidy",
+        }
+    }
+
+    fn every(&self) -> Duration {
+        match self {
+            Self::Rescue(rescue) => rescue.every(),
+            Self::Tidy => TIDY_EVERY,
+        }
+    }
+
+    async fn run(&mut self, store: &Store) -> Result<()> {
+        match self {
+            Self::Rescue(rescue) => rescue.run(store).await,
+            Self::Tidy => store.tidy().await,
+        }
+    }
+}
+
+/// Sweeps until it is stopped, on one connection.
+pub(crate) async fn sweep(database: Database, stop: CancellationToken) {
+    let store = database.store("sweep");
+    let mut due: Vec<(Instant, Sweep)> =
+        [Sweep::Rescue(Rescue::default()), Sweep::Tidy].into_iter().map(|sweep| (Instant::now(), sweep)).collect();
+    let _ = stop
+        .run_until_cancelled(async {
+            loop {
+                for (at, sweep) in &mut due {
+                    if *at > Instant::now() {
+                        continue;
+                    }
+                    if let Err(error) = sweep.run(&store).await {
+                        tracing::debug!(sweep = sweep.name(), %error, "sweep failed; it comes again");
+                    }
+                    *at = Instant::now() + jitter(sweep.every());
+                }
+                let next = due.iter().map(|(at, _)| *at).min().unwrap_or_else(Instant::now);
+                tokio::time::sleep_until(next.into()).await;
+            }
+        })
+        .await;
+}
