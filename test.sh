@@ -40,6 +40,8 @@ lint() {
     RUSTDOCFLAGS="-D warnings" cargo doc --quiet --workspace --all-features --no-deps
     step "licences, sources and duplicates of dependencies"
     have cargo-deny cargo-deny@0.20.2
+    # A build fetches what this machine needs; the check is about all machines.
+    cargo fetch --quiet --locked
     cargo deny --offline check licenses sources bans
     step "unused dependencies"
     have cargo-machete cargo-machete@0.9.2

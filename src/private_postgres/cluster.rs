@@ -33,6 +33,15 @@ pub(super) struct Cluster {
     pub(super) user: Option<ServerUser>,
 }
 
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        // The watchdog has removed it, unless there is none yet, or somebody killed it.
+        if self.temporary {
+            fs::remove_dir_all(&self.root).ok();
+        }
+    }
+}
+
 impl Cluster {
     /// Makes or opens the directory: the given one, or a new temporary one.
     pub(super) fn open(directory: Option<&Path>) -> Result<Self, Error> {

@@ -318,10 +318,6 @@ impl Drop for PrivatePostgres {
         if let Some(guard) = running.guard.take() {
             guard.finish();
         }
-        // The watchdog has removed it, unless somebody killed the watchdog.
-        if self.cluster.temporary {
-            std::fs::remove_dir_all(&self.cluster.root).ok();
-        }
     }
 }
 

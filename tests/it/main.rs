@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod client;
 mod fault_proxy;
 mod harness;
 mod private_postgres;

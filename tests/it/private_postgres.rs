@@ -217,10 +217,11 @@ fn says_what_is_wrong() {
         .setting("shared_buffers", "nonsense")
         .start()
         .unwrap_err();
-    assert!(
-        matches!(&refusal, Error::Start { log, .. } if log.contains("shared_buffers")),
-        "{refusal}"
-    );
+    let Error::Start { log, directory, .. } = &refusal else {
+        panic!("{refusal}")
+    };
+    assert!(log.contains("shared_buffers"), "{refusal}");
+    assert!(!directory.exists(), "{directory:?} is still there");
 }
 
 #[tokio::test]
