@@ -2,6 +2,7 @@
 //! commit. A lone enqueue waits for nobody. A batch belongs to a task of its own: dropping the future of an enqueue takes
 //! nothing away from the others of its batch.
 
+use std::borrow::Borrow;
 use std::sync::OnceLock;
 
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -23,6 +24,12 @@ const KEYED_CONNECTIONS: usize = 4;
 struct Request {
     job: NewJob,
     answer: oneshot::Sender<Result<Enqueued>>,
+}
+
+impl Borrow<NewJob> for Request {
+    fn borrow(&self) -> &NewJob {
+        &self.job
+    }
 }
 
 /// Gathers enqueues into batches.
@@ -114,30 +121,30 @@ async fn gather(store: Store, mut requests: mpsc::Receiver<Request>) {
     }
 }
 
-/// Commit a batch; if one job is refused, try each by itself, so that it spoils nothing for the others.
+/// Commit a batch. If a job of it is refused, commit its halves, so that the bad one is alone in the end and spoils nothing for
+/// the others.
 async fn commit(store: &Store, batch: Vec<Request>) {
-    if batch.len() > 1 {
-        let (jobs, answers): (Vec<_>, Vec<_>) = batch.into_iter().map(|r| (r.job, r.answer)).unzip();
-        match store.enqueue_many(&jobs).await {
-            Ok(enqueued) => {
-                for (answer, enqueued) in answers.into_iter().zip(enqueued) {
-                    let _ = answer.send(Ok(enqueued));
+    let mut batches = vec![batch];
+    while let Some(mut batch) = batches.pop() {
+        let answers = match &batch[..] {
+            [only] => store.enqueue(&only.job).await.map(|enqueued| vec![enqueued]),
+            several => store.enqueue_many(several).await,
+        };
+        match answers {
+            Ok(answers) => {
+                for (request, enqueued) in batch.into_iter().zip(answers) {
+                    let _ = request.answer.send(Ok(enqueued));
                 }
             }
-            Err(error) if error.is_invalid() => {
-                for (job, answer) in jobs.iter().zip(answers) {
-                    let _ = answer.send(store.enqueue(job).await);
-                }
+            Err(error) if error.is_invalid() && batch.len() > 1 => {
+                batches.push(batch.split_off(batch.len() / 2));
+                batches.push(batch);
             }
             Err(error) => {
-                for answer in answers {
-                    let _ = answer.send(Err(error.again()));
+                for request in batch {
+                    let _ = request.answer.send(Err(error.again()));
                 }
             }
         }
-        return;
-    }
-    for Request { job, answer } in batch {
-        let _ = answer.send(store.enqueue(&job).await);
     }
 }

@@ -1,5 +1,7 @@
 //! Enqueue jobs: one, or many at once, on a connection of ours or in a transaction of the caller's.
 
+use std::borrow::Borrow;
+
 use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio_postgres::types::{Json, ToSql, Type};
@@ -108,8 +110,8 @@ impl Store {
     }
 
     /// Enqueue up to 10,000 jobs in one commit: all of them or, if one is refused, none. Answers in the order of the jobs.
-    pub async fn enqueue_many(&self, jobs: &[NewJob]) -> Result<Vec<Enqueued>> {
-        let wire: Vec<Wire<'_>> = jobs.iter().map(Wire::new).collect();
+    pub async fn enqueue_many(&self, jobs: &[impl Borrow<NewJob>]) -> Result<Vec<Enqueued>> {
+        let wire: Vec<Wire<'_>> = jobs.iter().map(|job| Wire::new(job.borrow())).collect();
         let json = RawValue::from_string(serde_json::to_string(&wire)?)?;
         let rows = self.call(MANY, vec![p(Json(json), Type::JSONB)]).await.map_err(name_the_payload)?;
         rows.iter().map(enqueued).collect()
