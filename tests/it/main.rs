@@ -5,6 +5,9 @@
 mod client;
 mod fault_proxy;
 mod harness;
+mod pooler;
 mod private_postgres;
 mod program;
 mod test_cluster;
+mod worker_run;
+mod worker_support;
