@@ -1,0 +1,128 @@
+//! What a call brought home: the answer and its usage, in Rust and in the JSON that is stored with the job.
+
+use serde::Serialize;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+/// Tokens of one call, as the provider counted them. `None`: it did not say.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Usage {
+    /// Tokens of the prompt, cached ones included.
+    pub input_tokens: Option<u64>,
+    /// Tokens of the answer, reasoning included.
+    pub output_tokens: Option<u64>,
+    /// The part of `input_tokens` that came from the provider's cache.
+    pub cached_tokens: Option<u64>,
+    /// The part of `output_tokens` that was reasoning.
+    pub reasoning_tokens: Option<u64>,
+    /// What the provider or gateway says it cost, in US dollars, digit by digit as it was sent.
+    pub cost_usd: Option<String>,
+}
+
+impl Usage {
+    /// Takes what a `usage` object says, in the names of chat completions or of responses; later statements win.
+    pub(crate) fn take(&mut self, usage: &Value) {
+        let count = |names: &[&str]| names.iter().find_map(|name| usage.pointer(name).and_then(Value::as_u64));
+        let fields: [(&mut Option<u64>, &[&str]); 4] = [
+            (&mut self.input_tokens, &["/prompt_tokens", "/input_tokens"]),
+            (&mut self.output_tokens, &["/completion_tokens", "/output_tokens"]),
+            (&mut self.cached_tokens, &["/prompt_tokens_details/cached_tokens", "/input_tokens_details/cached_tokens"]),
+            (
+                &mut self.reasoning_tokens,
+                &["/completion_tokens_details/reasoning_tokens", "/output_tokens_details/reasoning_tokens"],
+            ),
+        ];
+        for (field, names) in fields {
+            *field = count(names).or(*field);
+        }
+        if let Some(Value::Number(cost)) = usage.get("cost") {
+            self.cost_usd = Some(cost.to_string());
+        }
+    }
+}
+
+/// A finished answer.
+#[derive(Debug, Clone, Serialize)]
+pub struct Answer {
+    /// The text of the first choice; empty when it only calls tools.
+    pub text: String,
+    /// The whole assistant message of the first choice: role, content, tool calls, reasoning, refusal.
+    pub message: Value,
+    /// All messages with their finish reasons, when more than one choice was asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub choices: Vec<Value>,
+    /// The answer as JSON, when the kind has a schema; numbers digit by digit as the model wrote them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub json: Option<Box<RawValue>>,
+    /// Why the model stopped. `None`: the stream ended properly but gave no reason.
+    pub finish_reason: Option<String>,
+    /// The token limit cut the answer.
+    pub truncated: bool,
+    /// Characters that cannot be stored (NUL, lone surrogates) were replaced by U+FFFD.
+    pub cleaned: bool,
+    /// The model that answered, in the provider's words.
+    pub model: String,
+    /// The provider's name in the configuration.
+    pub endpoint: String,
+    /// The provider's id of the request (`x-request-id` or `request-id`), else the id of the completion.
+    pub provider_request_id: Option<String>,
+    /// The HTTP status.
+    #[serde(skip)]
+    pub status: u16,
+    /// Milliseconds from the start of the call to the end of the answer.
+    #[serde(skip)]
+    pub latency_ms: u64,
+    /// Milliseconds to the first piece of content. `None` for an answer that came in one piece.
+    #[serde(skip)]
+    pub first_token_ms: Option<u64>,
+    /// Tokens, as the provider counted them.
+    #[serde(skip)]
+    pub usage: Usage,
+}
+
+impl Answer {
+    /// The result that is stored with the job: text, message, model, finish reason, truncated, …
+    ///
+    /// # Panics
+    /// Never: all fields are plain values.
+    #[must_use]
+    pub fn result_json(&self) -> Box<RawValue> {
+        serde_json::value::to_raw_value(self).expect("an answer is plain values")
+    }
+
+    /// The usage that is stored with the job: tokens, latency, time to first token, endpoint, model, status.
+    #[must_use]
+    pub fn usage_json(&self) -> Value {
+        usage_json(
+            &self.usage,
+            self.latency_ms,
+            self.first_token_ms,
+            Some(&self.endpoint),
+            Some(&self.model),
+            Some(self.status),
+        )
+    }
+}
+
+/// One shape for the usage of answers and of failures.
+pub(crate) fn usage_json(
+    usage: &Usage,
+    latency_ms: u64,
+    first_token_ms: Option<u64>,
+    endpoint: Option<&str>,
+    model: Option<&str>,
+    status: Option<u16>,
+) -> Value {
+    json!({
+        "input_tokens": usage.input_tokens,
+        "output_tokens": usage.output_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "reasoning_tokens": usage.reasoning_tokens,
+        "cost_usd": usage.cost_usd,
+        "latency_ms": latency_ms,
+        "first_token_ms": first_token_ms,
+        "endpoint": endpoint,
+        "model": model,
+        "status": status,
+    })
+}

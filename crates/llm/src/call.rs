@@ -1,0 +1,341 @@
+//! One HTTP call: send a request, read the answer, keep the clocks.
+//!
+//! Exactly one request leaves here per call: no retries, no redirects. It always asks for a stream, because only a
+//! stream shows whether somebody is still working at the other end. Dropping the future drops the connection.
+
+use crate::assembly::Assembly;
+use crate::classify::{ErrorBody, classify};
+use crate::clock::Clock;
+use crate::error::{CallError, ErrorClass};
+use crate::gate::Pass;
+use crate::hint::wait_hint;
+use crate::redact::Redactor;
+use crate::stream::{Event, EventParser};
+use crate::text::{SNIPPET_BYTES_MAX, capped, parse_lenient, storable};
+use crate::transport::{Transport, connection_error};
+use reqwest::header::HeaderMap;
+use reqwest::{Response, StatusCode};
+use serde_json::Value;
+use std::time::{Duration, SystemTime};
+
+/// The most an answer may hold: text, reasoning and tool calls together; also the largest event and JSON body.
+pub const ANSWER_BYTES_MAX: usize = 16 << 20;
+/// The most bytes of a stream, its wrapping included, which is about fifty times its content.
+const STREAM_BYTES_MAX: usize = 512 << 20;
+/// The most that is read of an error.
+const ERROR_BYTES_MAX: usize = 64 << 10;
+/// How long the end of the connection is waited for after the end of the answer, so that it can be used again.
+const DRAIN: Duration = Duration::from_millis(50);
+
+/// What came of a call that ended properly.
+#[derive(Debug)]
+pub(crate) struct Received {
+    pub(crate) assembly: Assembly,
+    pub(crate) status: u16,
+    pub(crate) request_id: Option<String>,
+    pub(crate) latency: Duration,
+    pub(crate) first_token: Option<Duration>,
+}
+
+/// Sends the request and reads the answer to its end.
+pub(crate) async fn call(
+    transport: &Transport,
+    body: String,
+    clock: Clock,
+    pass: &Pass<'_>,
+    redactor: &Redactor,
+) -> Result<Received, Box<CallError>> {
+    let mut reading = Reading { clock, assembly: Assembly::default(), status: None, request_id: None, redactor };
+    match reading.run(transport, body, pass).await {
+        Ok(()) => Ok(Received {
+            status: reading.status.map_or(0, |status| status.as_u16()),
+            request_id: reading.request_id.or_else(|| reading.assembly.id.clone()),
+            latency: reading.clock.elapsed(),
+            first_token: reading.clock.first_token(),
+            assembly: reading.assembly,
+        }),
+        Err(error) => Err(reading.complete(error)),
+    }
+}
+
+struct Reading<'a> {
+    clock: Clock,
+    assembly: Assembly,
+    status: Option<StatusCode>,
+    request_id: Option<String>,
+    redactor: &'a Redactor,
+}
+
+type Outcome<T = ()> = Result<T, Box<CallError>>;
+
+impl Reading<'_> {
+    async fn run(&mut self, transport: &Transport, body: String, pass: &Pass<'_>) -> Outcome {
+        let request = transport.request(body);
+        let response = match self.clock.limit(request.send()).await {
+            None => return Err(self.clock.timed_out()),
+            Some(Err(error)) => return Err(connection_error(&error, transport.host())),
+            Some(Ok(response)) => response,
+        };
+        self.status = Some(response.status());
+        self.request_id =
+            header(response.headers(), "x-request-id").or_else(|| header(response.headers(), "request-id"));
+        if response.status() != StatusCode::OK {
+            return Err(self.refusal(response).await);
+        }
+        pass.taken();
+        if let Some(encoding) = header(response.headers(), "content-encoding").filter(|encoding| encoding != "identity")
+        {
+            return Err(incomplete(
+                "compressed_answer",
+                format!("the answer is compressed ({encoding}), which was not asked for"),
+            ));
+        }
+        let kind = header(response.headers(), "content-type").unwrap_or_default().to_ascii_lowercase();
+        let cost = header(response.headers(), "x-litellm-response-cost");
+        if kind.contains("event-stream") {
+            self.read_stream(response).await?
+        } else {
+            self.read_body(response, &kind).await?
+        }
+        self.assembly.usage.cost_usd = self.assembly.usage.cost_usd.take().or(cost);
+        if self.assembly.is_empty() {
+            return Err(incomplete("no_choices", "the answer has no choices"));
+        }
+        Ok(())
+    }
+
+    /// Reads events until `[DONE]`, the end of the stream, or some seconds after every choice has said why it stopped.
+    async fn read_stream(&mut self, mut response: Response) -> Outcome {
+        let mut parser = EventParser::new(ANSWER_BYTES_MAX);
+        let mut events = Vec::new();
+        let mut bytes_read = 0;
+        loop {
+            match self.clock.limit(response.chunk()).await {
+                None | Some(Err(_)) if self.assembly.finished() => return Ok(()),
+                None => return Err(self.clock.timed_out()),
+                Some(Err(error)) => return Err(cut(&error)),
+                Some(Ok(None)) => break,
+                Some(Ok(Some(bytes))) => {
+                    bytes_read += bytes.len();
+                    if bytes_read > STREAM_BYTES_MAX {
+                        return Err(too_large(STREAM_BYTES_MAX));
+                    }
+                    parser.push(&bytes, &mut events).map_err(|error| too_large(error.0))?;
+                    if self.take_events(&mut events)? {
+                        drain(response).await;
+                        return Ok(());
+                    }
+                }
+            }
+        }
+        events.extend(parser.finish().map_err(|error| too_large(error.0))?);
+        if self.take_events(&mut events)? || self.assembly.finished() {
+            return Ok(());
+        }
+        Err(incomplete("incomplete_stream", "the stream ended without a finish reason or an end mark"))
+    }
+
+    /// Takes events; true when the end mark was among them.
+    fn take_events(&mut self, events: &mut Vec<Event>) -> Outcome<bool> {
+        for event in events.drain(..) {
+            let data = event.data.trim();
+            if data == "[DONE]" {
+                return Ok(true);
+            }
+            if data.is_empty() {
+                continue;
+            }
+            let (chunk, cleaned) = parse_lenient(data).map_err(|error| {
+                incomplete("bad_chunk", format!("the stream holds something that is not JSON: {error}"))
+            })?;
+            self.assembly.cleaned |= cleaned;
+            let error = ErrorBody::from_json(&chunk).or_else(|| (event.name == "error").then(ErrorBody::default));
+            if let Some(error) = error {
+                return Err(self.error_in_answer(&error, data));
+            }
+            self.take_chunk(&chunk)?;
+        }
+        Ok(false)
+    }
+
+    fn take_chunk(&mut self, chunk: &Value) -> Outcome {
+        if self.assembly.take(chunk) {
+            self.clock.content();
+        }
+        if self.assembly.finished() {
+            self.clock.finished();
+        }
+        if self.assembly.bytes > ANSWER_BYTES_MAX {
+            return Err(too_large(ANSWER_BYTES_MAX));
+        }
+        Ok(())
+    }
+
+    /// Reads an answer that is no declared stream: one JSON body from a server that ignores `stream`, or a stream without
+    /// its content type, or no answer at all.
+    async fn read_body(&mut self, response: Response, kind: &str) -> Outcome {
+        let (bytes, problem) = self.read_bytes(response, ANSWER_BYTES_MAX).await;
+        let text = String::from_utf8_lossy(&bytes);
+        let trimmed = text.trim();
+        if let Some(problem) = problem {
+            return Err(self.with_snippet(problem, trimmed));
+        }
+        if bytes.len() > ANSWER_BYTES_MAX {
+            return Err(too_large(ANSWER_BYTES_MAX));
+        }
+        if ["data:", "event:", ":"].iter().any(|start| trimmed.starts_with(start)) {
+            return self.read_events(trimmed);
+        }
+        match parse_lenient(trimmed) {
+            Ok((body, cleaned)) => {
+                self.assembly.cleaned |= cleaned;
+                match ErrorBody::from_json(&body) {
+                    Some(error) => Err(self.error_in_answer(&error, trimmed)),
+                    None => self.take_chunk(&body),
+                }
+            }
+            Err(_) if trimmed.is_empty() => Err(incomplete("empty_answer", "the answer is empty")),
+            Err(_) if kind.contains("html") || trimmed.starts_with('<') => {
+                let message = format!("an HTML page came instead of an answer: {}", title(trimmed));
+                Err(self.with_snippet(incomplete("html_answer", message), trimmed))
+            }
+            Err(error) => {
+                Err(self.with_snippet(incomplete("bad_answer", format!("the answer is not JSON: {error}")), trimmed))
+            }
+        }
+    }
+
+    fn read_events(&mut self, text: &str) -> Outcome {
+        let mut parser = EventParser::new(ANSWER_BYTES_MAX);
+        let mut events = Vec::new();
+        parser.push(text.as_bytes(), &mut events).map_err(|error| too_large(error.0))?;
+        events.extend(parser.finish().map_err(|error| too_large(error.0))?);
+        if self.take_events(&mut events)? || self.assembly.finished() {
+            return Ok(());
+        }
+        Err(incomplete("incomplete_stream", "the stream ended without a finish reason or an end mark"))
+    }
+
+    /// What a status other than 200 means.
+    async fn refusal(&mut self, response: Response) -> Box<CallError> {
+        let status = response.status().as_u16();
+        let headers = response.headers().clone();
+        // However the reading of an error ends, its status stands.
+        let (bytes, _) = self.read_bytes(response, ERROR_BYTES_MAX).await;
+        let text = String::from_utf8_lossy(&bytes);
+        let body =
+            serde_json::from_str::<Value>(&text).ok().and_then(|body| ErrorBody::from_json(&body)).unwrap_or_default();
+        let wait = wait_hint(&headers, body.wait, SystemTime::now());
+        let (class, code) = classify(status, &body, wait.is_some());
+        let message = match &body.message {
+            Some(message) => message.clone(),
+            None if code == "redirect" => {
+                let target = header(&headers, "location").unwrap_or_else(|| "nowhere".to_owned());
+                format!("the provider redirects to {target}; put the final address into base_url")
+            }
+            None if text.trim().is_empty() => "the provider gave no reason".to_owned(),
+            None if text.trim_start().starts_with('<') => {
+                format!("an HTML page from a proxy or gateway: {}", title(&text))
+            }
+            None => capped(text.trim(), 200).to_owned(),
+        };
+        let mut error = CallError::new(class, &code, message);
+        error.wait = wait;
+        self.with_snippet(error, &text)
+    }
+
+    fn error_in_answer(&self, error: &ErrorBody, text: &str) -> Box<CallError> {
+        let (class, code) = classify(200, error, error.wait.is_some());
+        let message = error.message.clone().unwrap_or_else(|| "the answer is an error without a message".to_owned());
+        let mut failure = CallError::new(class, &code, message);
+        failure.wait = error.wait;
+        self.with_snippet(failure, text)
+    }
+
+    /// Reads up to a little more than `bytes_max`. The problem says why there may be more than was read.
+    async fn read_bytes(&mut self, mut response: Response, bytes_max: usize) -> (Vec<u8>, Option<Box<CallError>>) {
+        let mut bytes = Vec::new();
+        while bytes.len() <= bytes_max {
+            match self.clock.limit(response.chunk()).await {
+                None => return (bytes, Some(self.clock.timed_out())),
+                Some(Err(error)) => return (bytes, Some(cut(&error))),
+                Some(Ok(None)) => break,
+                Some(Ok(Some(chunk))) => {
+                    // Blank lines keep a connection alive, they are no content.
+                    if chunk.iter().any(|byte| !byte.is_ascii_whitespace()) {
+                        self.clock.piece();
+                    }
+                    bytes.extend_from_slice(&chunk);
+                }
+            }
+        }
+        (bytes, None)
+    }
+
+    fn with_snippet(&self, mut error: Box<CallError>, text: &str) -> Box<CallError> {
+        if !text.is_empty() {
+            // The whole is cleaned before it is cut, so that no secret loses the half by which it is known.
+            let clean = storable(&self.redactor.clean(capped(text, ERROR_BYTES_MAX)));
+            error.body_snippet = Some(capped(&clean, SNIPPET_BYTES_MAX).to_owned());
+        }
+        error
+    }
+
+    /// Adds what is known about the call to its failure.
+    fn complete(self, mut error: Box<CallError>) -> Box<CallError> {
+        if error.body_snippet.is_none() {
+            error = self.with_snippet(error, self.assembly.text());
+        }
+        error.status = self.status.map(|status| status.as_u16());
+        error.provider_request_id = self.request_id.or(self.assembly.id);
+        error.latency_ms = millis(self.clock.elapsed());
+        error.first_token_ms = self.clock.first_token().map(millis);
+        error.usage = self.assembly.usage;
+        error.message = capped(&storable(&self.redactor.clean(&error.message)), SNIPPET_BYTES_MAX).to_owned();
+        error.code = capped(&storable(&self.redactor.clean(&error.code)), 100).to_owned();
+        error
+    }
+}
+
+fn incomplete(code: &str, message: impl Into<String>) -> Box<CallError> {
+    CallError::new(ErrorClass::Incomplete, code, message)
+}
+
+fn too_large(bytes_max: usize) -> Box<CallError> {
+    incomplete("answer_too_large", format!("the answer is larger than {bytes_max} bytes"))
+}
+
+fn cut(error: &reqwest::Error) -> Box<CallError> {
+    incomplete(
+        "stream_cut",
+        format!("the connection was cut in the middle of the answer: {}", crate::transport::root_cause(error)),
+    )
+}
+
+/// Lets the end of the response arrive, without which the connection could not be used again.
+async fn drain(mut response: Response) {
+    let to_the_end = async { while let Ok(Some(_)) = response.chunk().await {} };
+    // Nothing depends on it: a connection that does not end in time is closed.
+    let _ = tokio::time::timeout(DRAIN, to_the_end).await;
+}
+
+fn header(headers: &HeaderMap, name: &str) -> Option<String> {
+    headers
+        .get(name)
+        .map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned())
+        .filter(|value| !value.is_empty())
+}
+
+/// The title of a page, or its beginning.
+fn title(page: &str) -> String {
+    let lower = page.to_ascii_lowercase();
+    let title = lower.find("<title>").and_then(|start| {
+        let end = start + lower[start..].find("</title>")?;
+        Some(page[start + "<title>".len()..end].trim())
+    });
+    capped(title.filter(|title| !title.is_empty()).unwrap_or(page.trim()), 120).to_owned()
+}
+
+pub(crate) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,220 @@
+//! Whether a configuration hangs together. Every mistake names its key and what to do about it.
+
+use super::{Config, ConfigError, Kind, Model, Provider, Timeouts, list};
+use std::collections::BTreeMap;
+
+impl Config {
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        if self.providers.is_empty() {
+            return Err(ConfigError::new(
+                "providers",
+                "no provider; add [providers.NAME] with base_url and api_key_env",
+            ));
+        }
+        for (name, provider) in &self.providers {
+            provider.check(&format!("providers.{name}"))?;
+        }
+        for (name, model) in &self.models {
+            model.check(name, &self.providers)?;
+        }
+        self.model_name(None)?;
+        for (name, kind) in &self.kinds {
+            let place = format!("kinds.{name}");
+            self.model_name(kind.model.as_deref())
+                .map_err(|error| ConfigError::new(format!("{place}.{}", error.place), error.problem))?;
+            kind.check(name, &place)?;
+        }
+        Ok(())
+    }
+}
+
+impl Provider {
+    fn check(&self, place: &str) -> Result<(), ConfigError> {
+        let url = reqwest::Url::parse(&self.base_url).map_err(|error| {
+            ConfigError::new(
+                format!("{place}.base_url"),
+                format!("not a URL ({error}); write something like \"https://api.openai.com/v1\""),
+            )
+        })?;
+        if !["http", "https"].contains(&url.scheme()) || url.host_str().is_none() {
+            return Err(ConfigError::new(
+                format!("{place}.base_url"),
+                "must begin with http:// or https:// and name a host",
+            ));
+        }
+        if self.api_key_env.is_some() && self.api_key_file.is_some() {
+            return Err(ConfigError::new(
+                format!("{place}.api_key_file"),
+                "set either api_key_env or api_key_file, not both",
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl Model {
+    fn check(&self, name: &str, providers: &BTreeMap<String, Provider>) -> Result<(), ConfigError> {
+        let place = format!("models.{name}");
+        if (self.provider.is_some() || self.model.is_some()) && !self.route.is_empty() {
+            return Err(ConfigError::new(place, "set either provider and model, or route, not both"));
+        }
+        if self.provider.is_none() && self.route.is_empty() {
+            return Err(ConfigError::new(
+                place,
+                "nobody to ask; set provider = \"NAME\", or route = [{ provider = \"NAME\", model = \"NAME\" }]",
+            ));
+        }
+        for endpoint in self.endpoints(name) {
+            if !providers.contains_key(&endpoint.provider) {
+                let declared = list(providers.keys());
+                let wanted = &endpoint.provider;
+                return Err(ConfigError::new(
+                    format!("{place}.provider"),
+                    format!("no provider {wanted:?}; declared: {declared}. Add [providers.{wanted}] or fix the name"),
+                ));
+            }
+        }
+        let Timeouts { connect_ms, first_token_ms, between_tokens_ms, attempt_ms } = self.timeouts;
+        for (key, value) in [
+            ("connect_ms", connect_ms),
+            ("first_token_ms", first_token_ms),
+            ("between_tokens_ms", between_tokens_ms),
+            ("attempt_ms", attempt_ms),
+        ] {
+            if value == 0 || value > 86_400_000 {
+                return Err(ConfigError::new(
+                    format!("{place}.timeouts.{key}"),
+                    "must be from 1 to 86400000 (a day, in milliseconds)",
+                ));
+            }
+        }
+        at_least_one(&format!("{place}.max_output_tokens"), self.max_output_tokens)
+    }
+}
+
+impl Kind {
+    fn check(&self, name: &str, place: &str) -> Result<(), ConfigError> {
+        if name == crate::prompt_kind::CHAT
+            && (self.system.is_some() || self.user.is_some() || self.schema.is_some() || self.response_format.is_some())
+        {
+            return Err(ConfigError::new(
+                place,
+                "llm.chat takes the request as the payload; it can only set model, temperature, max_output_tokens, max_attempts and on_truncated",
+            ));
+        }
+        if self.user.is_none() && name != crate::prompt_kind::SUMMARIZE && name != crate::prompt_kind::CHAT {
+            return Err(ConfigError::new(
+                format!("{place}.user"),
+                "missing; write the user message, such as user = \"{{ text }}\"",
+            ));
+        }
+        if self.temperature.is_some_and(|value| !(0.0..=2.0).contains(&value)) {
+            return Err(ConfigError::new(format!("{place}.temperature"), "must be from 0 to 2"));
+        }
+        if self.response_format.is_some() && self.schema.is_none() {
+            return Err(ConfigError::new(
+                format!("{place}.response_format"),
+                "has no meaning without schema; add a schema or remove it",
+            ));
+        }
+        at_least_one(&format!("{place}.max_output_tokens"), self.max_output_tokens)?;
+        at_least_one(&format!("{place}.max_attempts"), self.max_attempts.map(u64::from))
+    }
+}
+
+fn at_least_one(place: &str, value: Option<u64>) -> Result<(), ConfigError> {
+    if value == Some(0) { Err(ConfigError::new(place, "must be at least 1")) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::secret::Secret;
+    use std::path::Path;
+
+    const GOOD: &str = r#"
+        [providers.openai]
+        base_url = "https://api.openai.com/v1"
+        api_key_env = "OPENAI_API_KEY"
+        headers = { "X-Title" = "posthouse", "api-key" = { env = "KEY" } }
+        [models.small]
+        route = [{ provider = "openai", model = "gpt-4o-mini" }]
+        timeouts = { first_token_ms = 1000 }
+        [kinds.translate]
+        system = "Translate into {{ language }}."
+        user = "{{ text }}"
+        schema = { type = "object", required = ["text"] }
+    "#;
+
+    fn mistake(text: &str) -> String {
+        Config::parse(text, Path::new("")).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_good_file() {
+        let config = Config::parse(GOOD, Path::new("")).unwrap();
+        assert_eq!(config.model_name(None).unwrap(), "small");
+        let timeouts = config.models["small"].timeouts;
+        assert_eq!((timeouts.first_token_ms, timeouts.connect_ms), (1000, 5000));
+        assert!(!format!("{config:?}").contains("posthouse"), "header values may be secrets");
+    }
+
+    #[test]
+    fn mistakes_name_the_key_and_the_cure() {
+        let provider = "[providers.a]\nbase_url = \"http://x/v1\"\n";
+        let model = format!("{provider}[models.m]\nprovider = \"a\"\n");
+        for (text, expected) in [
+            ("".to_owned(), "providers: no provider; add [providers.NAME]"),
+            ("[providers.a]\nbase_url = \"x\"".to_owned(), "providers.a.base_url: not a URL"),
+            ("[providers.a]\nbase_url = \"ftp://x\"".to_owned(), "providers.a.base_url: must begin with http"),
+            ("[providers.a]\nurl = \"x\"".to_owned(), "line 2: unknown field `url`, expected one of `base_url`"),
+            (format!("{provider}api_key_env = \"A\"\napi_key_file = \"b\""), "providers.a.api_key_file: set either"),
+            (provider.to_owned(), "models: no model; add [models.NAME]"),
+            (format!("{provider}[models.m]"), "models.m: nobody to ask"),
+            (
+                format!("{provider}[models.m]\nprovider = \"b\""),
+                "models.m.provider: no provider \"b\"; declared: a. Add [providers.b]",
+            ),
+            (
+                format!("{model}route = [{{ provider = \"a\", model = \"x\" }}]"),
+                "models.m: set either provider and model, or route",
+            ),
+            (format!("{model}timeouts = {{ attempt_ms = 0 }}"), "models.m.timeouts.attempt_ms: must be from 1"),
+            (format!("{model}max_output_tokens = 0"), "models.m.max_output_tokens: must be at least 1"),
+            (
+                format!("{model}[models.n]\nprovider = \"a\""),
+                "default_model: several models and no default; set default_model to one of: m, n",
+            ),
+            (format!("default_model = \"x\"\n{model}"), "default_model: no model \"x\"; declared: m"),
+            (format!("{model}[kinds.k]\nuser = \"u\"\nmodel = \"x\""), "kinds.k.model: no model \"x\""),
+            (format!("{model}[kinds.k]"), "kinds.k.user: missing"),
+            (format!("{model}[kinds.k]\nuser = \"u\"\ntemperature = 3.0"), "kinds.k.temperature: must be from 0 to 2"),
+            (
+                format!("{model}[kinds.k]\nuser = \"u\"\nresponse_format = \"json_object\""),
+                "kinds.k.response_format: has no meaning",
+            ),
+            (
+                format!("{model}[kinds.\"llm.chat\"]\nuser = \"u\""),
+                "kinds.llm.chat: llm.chat takes the request as the payload",
+            ),
+            (format!("{model}[kinds.k]\nuser = 5"), "line 6: invalid type: integer `5`, expected a string"),
+        ] {
+            let found = mistake(&text);
+            assert!(found.starts_with(expected), "{found}\n  wanted: {expected}");
+        }
+    }
+
+    #[test]
+    fn a_mistake_does_not_show_the_line_it_is_in() {
+        let found = mistake("[providers.a]\nbase_url = \"http://x\"\nkey = \"sk-secret-value\"");
+        assert!(!found.contains("sk-secret"), "{found}");
+    }
+
+    #[test]
+    fn one_endpoint_without_a_file() {
+        let config = Config::single("http://127.0.0.1:9/v1", "m", Some(Secret::new("k"))).unwrap();
+        assert_eq!(config.model_name(None).unwrap(), "default");
+        assert!(Config::single("nonsense", "m", None).is_err());
+    }
+}

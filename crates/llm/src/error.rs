@@ -1,0 +1,188 @@
+//! What a failed call is: its class decides what becomes of the job, its text says what happened.
+
+use crate::answer::Usage;
+use serde::Serialize;
+use std::fmt;
+use std::time::Duration;
+
+/// What kind of failure it was. The class, not the status, decides what to do next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ErrorClass {
+    /// Not now: a rate limit or an overload. Ask again after the wait; this was no attempt.
+    NotNow,
+    /// The account has no money or has reached a spend limit. Waiting does not help, paying does.
+    OutOfCredit,
+    /// The same request will never work: bad key, unknown model, context too long, content filter, wrong payload.
+    Terminal,
+    /// A failure that usually passes: 5xx, connection refused, name server trouble, a timeout.
+    Transient,
+    /// The connection was lost after the request was sent and before an answer: it may have been billed.
+    Ambiguous,
+    /// An answer that is none: a stream without an end, an error or HTML under status 200, no choices.
+    Incomplete,
+    /// The token limit cut the answer where a cut answer is worthless (JSON, tool calls, nothing visible).
+    Truncated,
+    /// The answer does not match the kind's JSON schema.
+    Schema,
+}
+
+/// What a worker should do with the job after a failed call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Put it back until the wait is over, without charging the attempt.
+    Snooze,
+    /// Charge the attempt and try again later.
+    Retry,
+    /// Give up at once: another attempt would cost the same and fail the same.
+    Fail,
+}
+
+impl ErrorClass {
+    /// The name used in JSON, logs and metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NotNow => "not_now",
+            Self::OutOfCredit => "out_of_credit",
+            Self::Terminal => "terminal",
+            Self::Transient => "transient",
+            Self::Ambiguous => "ambiguous",
+            Self::Incomplete => "incomplete",
+            Self::Truncated => "truncated",
+            Self::Schema => "schema",
+        }
+    }
+
+    /// What becomes of the job. `Truncated` fails: the same request meets the same limit and is paid again.
+    #[must_use]
+    pub fn verdict(self) -> Verdict {
+        match self {
+            Self::NotNow => Verdict::Snooze,
+            Self::OutOfCredit | Self::Terminal | Self::Truncated => Verdict::Fail,
+            Self::Transient | Self::Ambiguous | Self::Incomplete | Self::Schema => Verdict::Retry,
+        }
+    }
+}
+
+impl fmt::Display for ErrorClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// One failed call. Every text in it is redacted and capped before it gets here.
+#[derive(Debug, Clone, Serialize)]
+pub struct CallError {
+    /// Decides what becomes of the job.
+    pub class: ErrorClass,
+    /// The HTTP status, where there was an answer.
+    pub status: Option<u16>,
+    /// A stable reason: the provider's own code where it gave one (`context_length_exceeded`), else ours (`first_token_timeout`).
+    pub code: String,
+    /// What happened, in a sentence.
+    pub message: String,
+    /// How long the provider asked us to wait; at most an hour. `None`: it did not say.
+    #[serde(rename = "wait_ms", serialize_with = "as_ms")]
+    pub wait: Option<Duration>,
+    /// The beginning of what the provider sent (2 KiB), or of the partial answer, for diagnosis.
+    pub body_snippet: Option<String>,
+    /// The provider's id of the request (`x-request-id` or `request-id`), to quote to its support.
+    pub provider_request_id: Option<String>,
+    /// The provider's name in the configuration. `None`: nobody was asked.
+    pub endpoint: Option<String>,
+    /// The model that was asked.
+    pub model: Option<String>,
+    /// Milliseconds from the start of the call to its failure.
+    pub latency_ms: u64,
+    /// Milliseconds to the first piece of content, where one came.
+    pub first_token_ms: Option<u64>,
+    /// Tokens that were used all the same, where the provider said so.
+    pub usage: Usage,
+}
+
+impl CallError {
+    /// A failure with nothing but a class, a code and a message.
+    #[must_use]
+    pub fn new(class: ErrorClass, code: &str, message: impl Into<String>) -> Box<Self> {
+        Box::new(Self {
+            class,
+            status: None,
+            code: code.to_owned(),
+            message: message.into(),
+            wait: None,
+            body_snippet: None,
+            provider_request_id: None,
+            endpoint: None,
+            model: None,
+            latency_ms: 0,
+            first_token_ms: None,
+            usage: Usage::default(),
+        })
+    }
+
+    /// A failure of the job itself, found before anybody was asked.
+    #[must_use]
+    pub fn terminal(code: &str, message: impl Into<String>) -> Box<Self> {
+        Self::new(ErrorClass::Terminal, code, message)
+    }
+
+    /// What becomes of the job.
+    #[must_use]
+    pub fn verdict(&self) -> Verdict {
+        self.class.verdict()
+    }
+
+    /// Everything but what the model answered, as the JSON that is stored with the attempt.
+    ///
+    /// # Panics
+    /// Never: all fields are plain values.
+    #[must_use]
+    pub fn to_json(&self) -> serde_json::Value {
+        serde_json::to_value(self).expect("a call error is plain values")
+    }
+}
+
+/// `401 Unauthorized: Incorrect API key provided`, or the message alone where there was no HTTP answer.
+impl fmt::Display for CallError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.status {
+            Some(status) if status != 200 => match reason(status) {
+                Some(reason) => write!(f, "{status} {reason}: {}", self.message),
+                None => write!(f, "{status}: {}", self.message),
+            },
+            _ => f.write_str(&self.message),
+        }
+    }
+}
+
+impl std::error::Error for CallError {}
+
+/// The words for a status, also for those that only model providers use.
+fn reason(status: u16) -> Option<&'static str> {
+    match status {
+        529 => Some("Overloaded"),
+        _ => reqwest::StatusCode::from_u16(status).ok()?.canonical_reason(),
+    }
+}
+
+fn as_ms<S: serde::Serializer>(wait: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+    wait.map(|wait| u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)).serialize(serializer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_reads_like_the_tutorial() {
+        let mut error = CallError::terminal("invalid_api_key", "Incorrect API key provided");
+        error.status = Some(401);
+        assert_eq!(error.to_string(), "401 Unauthorized: Incorrect API key provided");
+        error.status = Some(529);
+        assert_eq!(error.to_string(), "529 Overloaded: Incorrect API key provided");
+        error.status = None;
+        assert_eq!(error.to_string(), "Incorrect API key provided");
+        assert_eq!(error.to_json()["class"], "terminal");
+    }
+}

@@ -1,0 +1,42 @@
+//! LLM tasks for Posthouse: prompt kinds, providers, error classes, and a simulated provider.
+//!
+//! A prompt kind turns a job's payload into one request to an OpenAI-compatible endpoint and its answer into a result;
+//! this crate knows nothing of queues until `handler` registers the kinds on a worker. Reading order:
+//!
+//! 1. `config`: what `posthouse.toml` may say; `engine`: all of it made ready.
+//! 2. `prompt_kind` (with `template`, `body`, `schema`): from payload to request.
+//! 3. `call` (with `transport`, `clock`, `stream`): one HTTP request, its stream and its timeouts.
+//! 4. `assembly`, `judge` and `answer`: what is an answer. `classify`, `hint`, `error`: what is a failure, and what to do about it.
+//! 5. `gate`: who was told "not now" does not ask again at once. `secret`, `redact`: keys are seen by nobody.
+//! 6. `sim`: a provider that behaves as badly as told.
+
+pub mod answer;
+mod assembly;
+mod body;
+mod call;
+pub mod classify;
+mod clock;
+pub mod config;
+mod engine;
+pub mod error;
+mod gate;
+pub mod hint;
+mod judge;
+mod prompt_kind;
+pub mod redact;
+mod schema;
+pub mod secret;
+pub mod sim;
+pub mod stream;
+mod template;
+mod text;
+mod transport;
+
+pub use answer::{Answer, Usage};
+pub use call::ANSWER_BYTES_MAX;
+pub use config::{Config, ConfigError};
+pub use engine::{Attempt, Engine};
+pub use error::{CallError, ErrorClass, Verdict};
+pub use prompt_kind::{CHAT, SUMMARIZE};
+pub use secret::Secret;
+pub use text::SNIPPET_BYTES_MAX;

@@ -1,0 +1,318 @@
+//! The way to one provider: its address, headers and connections; and what a lost connection means.
+
+use crate::config::{ConfigError, HeaderSource, MaxTokensField, Provider};
+use crate::error::{CallError, ErrorClass};
+use crate::prompt_kind::Dialect;
+use crate::secret::Secret;
+use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use reqwest::{Client, RequestBuilder, Url};
+use std::error::Error;
+use std::path::Path;
+use std::time::Duration;
+
+/// Idle connections are closed before most load balancers would: a request into a closing one is a lost attempt.
+const IDLE_MAX: Duration = Duration::from_secs(30);
+/// Unacknowledged bytes for this long mean that the other side is gone (a host that vanished sends no reset).
+const TCP_SILENCE_MAX: Duration = Duration::from_secs(30);
+/// A name that does not exist will not exist in a second either, but it may after a deployment.
+const UNKNOWN_HOST_WAIT: Duration = Duration::from_secs(60);
+
+pub(crate) struct Transport {
+    client: Client,
+    url: Url,
+    headers: HeaderMap,
+    pub(crate) dialect: Dialect,
+}
+
+/// The address may hold a password, so only the host is shown.
+impl std::fmt::Debug for Transport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Transport").field("host", &self.host()).finish_non_exhaustive()
+    }
+}
+
+/// Looks up an environment variable; a parameter, so that tests need not change the environment of the process.
+pub(crate) type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+impl Transport {
+    /// Prepares a provider: reads its keys and makes its client. The secrets found go to `secrets`, for redaction.
+    pub(crate) fn new(
+        name: &str,
+        provider: &Provider,
+        connect: Duration,
+        tls: &rustls::ClientConfig,
+        (environment, folder): (Environment<'_>, &Path),
+        secrets: &mut Vec<Secret>,
+    ) -> Result<Self, ConfigError> {
+        let place = |key: &str| format!("providers.{name}.{key}");
+        let base =
+            Url::parse(&provider.base_url).map_err(|error| ConfigError::new(place("base_url"), error.to_string()))?;
+        let proxy = provider.proxy.as_deref().and_then(|proxy| Url::parse(proxy).ok());
+        secrets.extend([&base].into_iter().chain(&proxy).filter_map(Url::password).map(Secret::new));
+        let mut headers = HeaderMap::new();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if let Some((key, secret)) =
+            api_key(provider, environment, folder).map_err(|(key, problem)| ConfigError::new(place(key), problem))?
+        {
+            let value = header_value(&format!("Bearer {}", secret.expose()))
+                .map_err(|problem| ConfigError::new(place(key), problem))?;
+            headers.insert(AUTHORIZATION, value);
+            secrets.push(secret);
+        }
+        for (header, source) in &provider.headers {
+            let place = place(&format!("headers.{header}"));
+            let secret =
+                header_secret(source, environment, folder).map_err(|problem| ConfigError::new(&place, problem))?;
+            let header: HeaderName = header.parse().map_err(|_| ConfigError::new(&place, "not a header name"))?;
+            let value = header_value(secret.expose()).map_err(|problem| ConfigError::new(&place, problem))?;
+            headers.insert(header, value);
+            secrets.push(secret);
+        }
+        let client = client(provider, connect, tls).map_err(|problem| ConfigError::new(place("proxy"), problem))?;
+        let dialect = Dialect {
+            max_tokens_field: provider.max_tokens_field.unwrap_or_else(|| usual_field(&base)),
+            stream_usage: provider.stream_usage,
+        };
+        Ok(Self { client, url: chat_url(base), headers, dialect })
+    }
+
+    pub(crate) fn request(&self, body: String) -> RequestBuilder {
+        self.client.post(self.url.clone()).headers(self.headers.clone()).body(body)
+    }
+
+    /// Host and port, for messages: the part of the address that holds no secret.
+    pub(crate) fn host(&self) -> String {
+        let host = self.url.host_str().unwrap_or("?");
+        self.url.port_or_known_default().map_or(host.to_owned(), |port| format!("{host}:{port}"))
+    }
+}
+
+/// TLS with ring and the certificates of the system (or of `SSL_CERT_FILE`). None at all is no error here: plain http works without.
+pub(crate) fn tls_config() -> Result<rustls::ClientConfig, ConfigError> {
+    let mut roots = rustls::RootCertStore::empty();
+    let found = rustls_native_certs::load_native_certs();
+    let (added, _) = roots.add_parsable_certificates(found.certs);
+    if added == 0 {
+        tracing::warn!(
+            "no root certificates found: https providers will be refused; install ca-certificates or set SSL_CERT_FILE"
+        );
+    }
+    let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
+    Ok(rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| ConfigError::new("tls", error.to_string()))?
+        .with_root_certificates(roots)
+        .with_no_client_auth())
+}
+
+fn client(provider: &Provider, connect: Duration, tls: &rustls::ClientConfig) -> Result<Client, String> {
+    let builder = Client::builder()
+        .user_agent(concat!("posthouse/", env!("CARGO_PKG_VERSION")))
+        .redirect(reqwest::redirect::Policy::none())
+        .retry(reqwest::retry::never())
+        .connect_timeout(connect)
+        .pool_idle_timeout(IDLE_MAX)
+        .tcp_user_timeout(TCP_SILENCE_MAX)
+        .tcp_nodelay(true)
+        .tls_backend_preconfigured(tls.clone());
+    let builder = match provider.proxy.as_deref() {
+        None => builder.no_proxy(),
+        Some("env") => builder,
+        Some(url) => builder.no_proxy().proxy(
+            reqwest::Proxy::all(url)
+                .map_err(|_| "not the URL of a proxy; write \"http://HOST:PORT\" or \"env\"".to_owned())?,
+        ),
+    };
+    builder.build().map_err(|error| format!("the HTTP client cannot be made: {}", root_cause(&error)))
+}
+
+fn api_key(
+    provider: &Provider,
+    environment: Environment<'_>,
+    folder: &Path,
+) -> Result<Option<(&'static str, Secret)>, (&'static str, String)> {
+    if let Some(key) = &provider.api_key {
+        return Ok(Some(("api_key", key.clone())));
+    }
+    if let Some(name) = &provider.api_key_env {
+        return from_environment(name, environment)
+            .map(|secret| Some(("api_key_env", secret)))
+            .map_err(|problem| ("api_key_env", problem));
+    }
+    if let Some(file) = &provider.api_key_file {
+        return from_file(file, folder)
+            .map(|secret| Some(("api_key_file", secret)))
+            .map_err(|problem| ("api_key_file", problem));
+    }
+    Ok(None)
+}
+
+fn header_secret(source: &HeaderSource, environment: Environment<'_>, folder: &Path) -> Result<Secret, String> {
+    match source {
+        HeaderSource::Value(value) => Ok(value.clone()),
+        HeaderSource::Env { env } => from_environment(env, environment),
+        HeaderSource::File { file } => from_file(file, folder),
+    }
+}
+
+fn from_environment(name: &str, environment: Environment<'_>) -> Result<Secret, String> {
+    let value = environment(name).filter(|value| !value.trim().is_empty());
+    value
+        .map(|value| Secret::new(&value))
+        .ok_or_else(|| format!("the environment variable {name} is not set; export {name}=… before the start"))
+}
+
+fn from_file(file: &Path, folder: &Path) -> Result<Secret, String> {
+    let path = folder.join(file);
+    let text = std::fs::read_to_string(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+    let secret = Secret::new(&text);
+    if secret.expose().is_empty() { Err(format!("{} is empty", path.display())) } else { Ok(secret) }
+}
+
+fn header_value(text: &str) -> Result<HeaderValue, String> {
+    let mut value = HeaderValue::from_str(text)
+        .map_err(|_| "has characters that no header can carry (a line break in the middle?)".to_owned())?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+/// `{base}/chat/completions`, with the query of the base.
+fn chat_url(mut base: Url) -> Url {
+    let path = format!("{}/chat/completions", base.path().trim_end_matches('/'));
+    base.set_path(&path);
+    base
+}
+
+fn usual_field(base: &Url) -> MaxTokensField {
+    let host = base.host_str().unwrap_or("");
+    if host == "api.openai.com" || host.ends_with(".openai.azure.com") {
+        MaxTokensField::MaxCompletionTokens
+    } else {
+        MaxTokensField::MaxTokens
+    }
+}
+
+/// What it means that no answer came at all.
+pub(crate) fn connection_error(error: &reqwest::Error, host: String) -> Box<CallError> {
+    let cause = root_cause(error);
+    let has = |words: &[&str]| words.iter().any(|word| cause.to_ascii_lowercase().contains(word));
+    if !error.is_connect() {
+        if error.is_builder() {
+            return CallError::terminal("bad_request", format!("the request cannot be made: {cause}"));
+        }
+        return CallError::new(
+            ErrorClass::Ambiguous,
+            "connection_lost",
+            format!(
+                "{host} closed the connection after the request was sent and before an answer ({cause}); it may have been billed"
+            ),
+        );
+    }
+    if error.is_timeout() {
+        return CallError::new(
+            ErrorClass::Transient,
+            "connect_timeout",
+            format!("{host} did not accept a connection in time"),
+        );
+    }
+    if has(&["certificate", "unknownissuer", "notvalidforname"]) {
+        return CallError::terminal(
+            "tls_certificate",
+            format!(
+                "the certificate of {host} is not to be trusted: {cause}; correct base_url, the certificate, or SSL_CERT_FILE"
+            ),
+        );
+    }
+    if has(&["proxy auth", "407"]) {
+        return CallError::terminal(
+            "proxy_authentication",
+            format!("the proxy wants a user and a password: {cause}; put them into the provider's proxy URL"),
+        );
+    }
+    // The words of glibc, musl and macOS for "there is no such name", as against "ask again later".
+    if has(&["name or service not known", "name does not resolve", "nodename nor servname", "no address associated"]) {
+        let mut failure = CallError::new(
+            ErrorClass::Transient,
+            "unknown_host",
+            format!("there is no host {host}; check base_url and the name server"),
+        );
+        failure.wait = Some(UNKNOWN_HOST_WAIT);
+        return failure;
+    }
+    if has(&["failed to lookup", "dns"]) {
+        return CallError::new(
+            ErrorClass::Transient,
+            "dns",
+            format!("the name of {host} could not be looked up: {cause}"),
+        );
+    }
+    CallError::new(ErrorClass::Transient, "connection_failed", format!("cannot connect to {host}: {cause}"))
+}
+
+/// The innermost cause, which is the one that says something. It never holds the URL, which the outer ones do.
+pub(crate) fn root_cause(error: &dyn Error) -> String {
+    let mut cause = error;
+    while let Some(inner) = cause.source() {
+        cause = inner;
+    }
+    cause.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn addresses() {
+        for (base, expected) in [
+            ("http://x/v1", "http://x/v1/chat/completions"),
+            ("http://x/v1/", "http://x/v1/chat/completions"),
+            ("http://x", "http://x/chat/completions"),
+            (
+                "https://x/openai/deployments/d?api-version=1",
+                "https://x/openai/deployments/d/chat/completions?api-version=1",
+            ),
+        ] {
+            assert_eq!(chat_url(Url::parse(base).unwrap()).as_str(), expected);
+        }
+        assert_eq!(usual_field(&Url::parse("https://api.openai.com/v1").unwrap()), MaxTokensField::MaxCompletionTokens);
+        assert_eq!(usual_field(&Url::parse("http://localhost/v1").unwrap()), MaxTokensField::MaxTokens);
+    }
+
+    #[test]
+    fn a_key_is_found_or_its_absence_explained() {
+        let mut config = crate::config::Config::single("http://x/v1", "m", None).unwrap();
+        let provider = config.providers.get_mut("default").unwrap();
+        provider.api_key_env = Some("KEY".to_owned());
+        let find = |provider: &Provider, value: Option<&str>| {
+            let mut secrets = Vec::new();
+            let environment = |_: &str| value.map(str::to_owned);
+            Transport::new(
+                "p",
+                provider,
+                Duration::from_secs(1),
+                &tls_config().unwrap(),
+                (&environment, Path::new("")),
+                &mut secrets,
+            )
+            .map(|transport| (transport, secrets))
+        };
+        assert_eq!(
+            find(provider, None).unwrap_err().to_string(),
+            "providers.p.api_key_env: the environment variable KEY is not set; export KEY=… before the start"
+        );
+        assert!(find(provider, Some("a\nb")).unwrap_err().to_string().contains("no header can carry"));
+        let (transport, secrets) = find(provider, Some("sk-secret-key\n")).unwrap();
+        assert_eq!(secrets, [Secret::new("sk-secret-key")]);
+        assert!(!format!("{transport:?}").contains("sk-secret"), "{transport:?}");
+        provider.api_key_env = None;
+        provider.api_key_file = Some("/nowhere/key".into());
+        assert!(
+            find(provider, None)
+                .unwrap_err()
+                .to_string()
+                .starts_with("providers.p.api_key_file: cannot read /nowhere/key")
+        );
+    }
+}
