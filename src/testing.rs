@@ -59,10 +59,7 @@ impl TestCluster {
         SHARED.get_or_init(|| {
             let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
             match (variable("POSTHOUSE_TEST_URL"), variable("NEXTEST_RUN_ID")) {
-                (Some(admin_url), _) => Self {
-                    admin_url,
-                    server: None,
-                },
+                (Some(admin_url), _) => Self { admin_url, server: None },
                 (None, Some(run)) => Self::of_run(&run),
                 (None, None) => Self::start(builder()),
             }
@@ -77,9 +74,7 @@ impl TestCluster {
     /// When the server cannot be started.
     #[must_use]
     pub fn dedicated(settings: &[(&str, &str)]) -> Self {
-        Self::start(settings.iter().fold(builder(), |builder, (name, value)| {
-            builder.setting(*name, *value)
-        }))
+        Self::start(settings.iter().fold(builder(), |builder, (name, value)| builder.setting(*name, *value)))
     }
 
     /// The server itself, to stop, kill and restart it.
@@ -89,9 +84,7 @@ impl TestCluster {
     /// When this is the shared cluster, which other tests need.
     #[must_use]
     pub fn server(&self) -> &PrivatePostgres {
-        let Some(server) = &self.server else {
-            panic!("the shared cluster is not yours to stop; use a dedicated one")
-        };
+        let Some(server) = &self.server else { panic!("the shared cluster is not yours to stop; use a dedicated one") };
         server
     }
 
@@ -115,16 +108,8 @@ impl TestCluster {
         let admin = connect(&self.admin_url).await;
         let template = self.template(&admin, schema, migrate).await;
         let name = format!("test_{}", uuid::Uuid::new_v4().simple());
-        run(
-            &admin,
-            &format!("create database {name} template {template}"),
-        )
-        .await;
-        TestDatabase {
-            url: self.url(&name),
-            admin_url: self.admin_url.clone(),
-            name,
-        }
+        run(&admin, &format!("create database {name} template {template}")).await;
+        TestDatabase { url: self.url(&name), admin_url: self.admin_url.clone(), name }
     }
 
     /// Makes the template unless it is there, while others who need it wait.
@@ -135,58 +120,28 @@ impl TestCluster {
         migrate: impl AsyncFnOnce(&str) -> Result<(), E>,
     ) -> String {
         let hash = Sha256::digest(schema.as_bytes());
-        let name = hash[..8]
-            .iter()
-            .fold("posthouse_template_".to_owned(), |mut name, byte| {
-                write!(name, "{byte:02x}").ok();
-                name
-            });
-        run(
-            admin,
-            &format!("select pg_advisory_lock(hashtext('{name}'))"),
-        )
-        .await;
-        let finished =
-            format!("select from pg_database where datname = '{name}' and datistemplate");
-        if admin
-            .query_opt(&finished, &[])
-            .await
-            .unwrap_or_else(|e| fail("look for the template", &e))
-            .is_none()
-        {
-            run(
-                admin,
-                &format!("drop database if exists {name} with (force)"),
-            )
-            .await;
+        let name = hash[..8].iter().fold("posthouse_template_".to_owned(), |mut name, byte| {
+            write!(name, "{byte:02x}").ok();
+            name
+        });
+        run(admin, &format!("select pg_advisory_lock(hashtext('{name}'))")).await;
+        let finished = format!("select from pg_database where datname = '{name}' and datistemplate");
+        if admin.query_opt(&finished, &[]).await.unwrap_or_else(|e| fail("look for the template", &e)).is_none() {
+            run(admin, &format!("drop database if exists {name} with (force)")).await;
             run(admin, &format!("create database {name}")).await;
-            migrate(&self.url(&name))
-                .await
-                .unwrap_or_else(|e| fail("make the schema of the template", &e));
+            migrate(&self.url(&name)).await.unwrap_or_else(|e| fail("make the schema of the template", &e));
             // A database that somebody is connected to cannot be copied.
-            run(
-                admin,
-                &format!("alter database {name} is_template true allow_connections false"),
-            )
-            .await;
-            run(admin, &format!("select pg_terminate_backend(pid) from pg_stat_activity where datname = '{name}'")).await;
+            run(admin, &format!("alter database {name} is_template true allow_connections false")).await;
+            run(admin, &format!("select pg_terminate_backend(pid) from pg_stat_activity where datname = '{name}'"))
+                .await;
         }
-        run(
-            admin,
-            &format!("select pg_advisory_unlock(hashtext('{name}'))"),
-        )
-        .await;
+        run(admin, &format!("select pg_advisory_unlock(hashtext('{name}'))")).await;
         name
     }
 
     fn start(builder: Builder) -> Self {
-        let server = builder
-            .start()
-            .unwrap_or_else(|e| fail("start a Postgres for the tests", &e));
-        Self {
-            admin_url: server.url("postgres"),
-            server: Some(server),
-        }
+        let server = builder.start().unwrap_or_else(|e| fail("start a Postgres for the tests", &e));
+        Self { admin_url: server.url("postgres"), server: Some(server) }
     }
 
     /// The server of a run whose tests are processes. A file named after the run holds its URL; who finds it empty, or
@@ -194,38 +149,23 @@ impl TestCluster {
     fn of_run(run: &str) -> Self {
         let run: String = run.chars().filter(char::is_ascii_alphanumeric).collect();
         let path = std::env::temp_dir().join(format!("posthouse-test-{run}"));
-        let open = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(&path);
+        let open = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
         let mut file = open.unwrap_or_else(|e| fail("open the file of this test run", &e));
-        file.lock()
-            .unwrap_or_else(|e| fail("lock the file of this test run", &e));
+        file.lock().unwrap_or_else(|e| fail("lock the file of this test run", &e));
         let mut admin_url = String::new();
-        file.read_to_string(&mut admin_url)
-            .unwrap_or_else(|e| fail("read the file of this test run", &e));
+        file.read_to_string(&mut admin_url).unwrap_or_else(|e| fail("read the file of this test run", &e));
         if !answers(&admin_url) {
             let server = builder().also_remove(&path).start();
             let server = server.unwrap_or_else(|e| fail("start a Postgres for the tests", &e));
             admin_url = server.url("postgres");
-            let written = file
-                .set_len(0)
-                .and_then(|()| file.rewind())
-                .and_then(|()| file.write_all(admin_url.as_bytes()));
+            let written =
+                file.set_len(0).and_then(|()| file.rewind()).and_then(|()| file.write_all(admin_url.as_bytes()));
             written.unwrap_or_else(|e| fail("write the file of this test run", &e));
             // The runner is what started this process.
             let runner = std::os::unix::process::parent_id();
-            server
-                .live_as_long_as(runner)
-                .unwrap_or_else(|e| fail("leave the server to the test run", &e));
+            server.live_as_long_as(runner).unwrap_or_else(|e| fail("leave the server to the test run", &e));
         }
-        Self {
-            admin_url,
-            server: None,
-        }
+        Self { admin_url, server: None }
     }
 }
 
@@ -243,10 +183,7 @@ impl TestDatabase {
     /// # Panics
     ///
     /// When there is no server or `migrate` fails.
-    pub async fn new<E: Display>(
-        schema: &str,
-        migrate: impl AsyncFnOnce(&str) -> Result<(), E>,
-    ) -> Self {
+    pub async fn new<E: Display>(schema: &str, migrate: impl AsyncFnOnce(&str) -> Result<(), E>) -> Self {
         let cluster = tokio::task::spawn_blocking(TestCluster::shared).await;
         let cluster = cluster.unwrap_or_else(|e| fail("start a Postgres for the tests", &e));
         cluster.database(schema, migrate).await
@@ -280,23 +217,16 @@ impl Drop for TestDatabase {
         apart(async move {
             let (admin, connection) = tokio_postgres::connect(&admin_url, NoTls).await?;
             tokio::spawn(connection);
-            admin
-                .batch_execute(&format!("drop database if exists {name} with (force)"))
-                .await
+            admin.batch_execute(&format!("drop database if exists {name} with (force)")).await
         });
     }
 }
 
 /// The server for tests: no flush to disk, since only the server is ever crashed, never the machine.
 fn builder() -> Builder {
-    let builder = PrivatePostgres::builder()
-        .fsync(false)
-        .setting("max_connections", "300");
+    let builder = PrivatePostgres::builder().fsync(false).setting("max_connections", "300");
     let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
-    match (
-        variable("POSTHOUSE_TEST_PG_BIN"),
-        variable("POSTHOUSE_TEST_PG_MAJOR"),
-    ) {
+    match (variable("POSTHOUSE_TEST_PG_BIN"), variable("POSTHOUSE_TEST_PG_MAJOR")) {
         (Some(directory), _) => builder.bin_dir(PathBuf::from(directory)),
         (None, Some(major)) => match major.parse() {
             Ok(major) => builder.major(major),
@@ -313,10 +243,7 @@ fn apart<T: Send + 'static>(
     work: impl Future<Output = Result<T, tokio_postgres::Error>> + Send + 'static,
 ) -> Option<T> {
     let thread = std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .ok()?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
         runtime.block_on(work).ok()
     });
     thread.join().ok().flatten()
@@ -324,23 +251,18 @@ fn apart<T: Send + 'static>(
 
 fn answers(url: &str) -> bool {
     let url = url.to_owned();
-    !url.is_empty()
-        && apart(async move { tokio_postgres::connect(&url, NoTls).await.map(drop) }).is_some()
+    !url.is_empty() && apart(async move { tokio_postgres::connect(&url, NoTls).await.map(drop) }).is_some()
 }
 
 async fn connect(url: &str) -> Client {
     let connected = tokio_postgres::connect(url, NoTls).await;
-    let (client, connection) =
-        connected.unwrap_or_else(|e| fail("connect to the Postgres of the tests", &e));
+    let (client, connection) = connected.unwrap_or_else(|e| fail("connect to the Postgres of the tests", &e));
     tokio::spawn(connection);
     client
 }
 
 async fn run(client: &Client, sql: &str) {
-    client
-        .batch_execute(sql)
-        .await
-        .unwrap_or_else(|e| fail(sql, &e));
+    client.batch_execute(sql).await.unwrap_or_else(|e| fail(sql, &e));
 }
 
 fn fail<T>(what: &str, error: &dyn Display) -> T {
@@ -349,16 +271,10 @@ fn fail<T>(what: &str, error: &dyn Display) -> T {
 
 /// Replaces the database in a URL, keeping its parameters.
 fn with_database(url: &str, database: &str) -> String {
-    let (address, parameters) = url
-        .split_once('?')
-        .map_or((url, None), |(address, rest)| (address, Some(rest)));
+    let (address, parameters) = url.split_once('?').map_or((url, None), |(address, rest)| (address, Some(rest)));
     let authority = address.find("://").map_or(0, |at| at + 3);
-    let end = address[authority..]
-        .find('/')
-        .map_or(address.len(), |at| authority + at);
-    let parameters = parameters
-        .map(|rest| format!("?{rest}"))
-        .unwrap_or_default();
+    let end = address[authority..].find('/').map_or(address.len(), |at| authority + at);
+    let parameters = parameters.map(|rest| format!("?{rest}")).unwrap_or_default();
     format!("{}/{database}{parameters}", &address[..end])
 }
 
@@ -368,18 +284,9 @@ mod tests {
 
     #[test]
     fn replaces_the_database_of_a_url() {
-        assert_eq!(
-            with_database("postgres://a:b@h:1/x", "y"),
-            "postgres://a:b@h:1/y"
-        );
+        assert_eq!(with_database("postgres://a:b@h:1/x", "y"), "postgres://a:b@h:1/y");
         assert_eq!(with_database("postgres://h", "y"), "postgres://h/y");
-        assert_eq!(
-            with_database("postgres://h/x?sslmode=disable", "y"),
-            "postgres://h/y?sslmode=disable"
-        );
-        assert_eq!(
-            with_database("postgres:///x?host=/run", "y"),
-            "postgres:///y?host=/run"
-        );
+        assert_eq!(with_database("postgres://h/x?sslmode=disable", "y"), "postgres://h/y?sslmode=disable");
+        assert_eq!(with_database("postgres:///x?host=/run", "y"), "postgres:///y?host=/run");
     }
 }

@@ -27,22 +27,11 @@ impl fmt::Display for Version {
 impl Version {
     /// Reads `postgres (PostgreSQL) 15.18 (Debian 15.18-1)`, and `… 19beta2`.
     fn parse(line: &str) -> Option<Self> {
-        let word = line
-            .split_whitespace()
-            .find(|word| word.starts_with(|c: char| c.is_ascii_digit()))?;
+        let word = line.split_whitespace().find(|word| word.starts_with(|c: char| c.is_ascii_digit()))?;
         let mut numbers = word.splitn(2, '.');
-        let digits = |part: &str| {
-            part.chars()
-                .take_while(char::is_ascii_digit)
-                .collect::<String>()
-                .parse()
-                .ok()
-        };
+        let digits = |part: &str| part.chars().take_while(char::is_ascii_digit).collect::<String>().parse().ok();
         let major = digits(numbers.next()?)?;
-        Some(Self {
-            major,
-            minor: numbers.next().and_then(digits).unwrap_or(0),
-        })
+        Some(Self { major, minor: numbers.next().and_then(digits).unwrap_or(0) })
     }
 }
 
@@ -56,63 +45,47 @@ pub(super) struct Binaries {
 impl Binaries {
     /// Looks at one directory; a package's root is fine too.
     pub(super) fn at(directory: &Path) -> Result<Self, String> {
-        let inner = [
-            directory.to_path_buf(),
-            directory.join("bin"),
-            directory.join("pginstall/bin"),
-        ];
-        let found = inner
-            .into_iter()
-            .find(|d| d.join("postgres").is_file() && d.join("initdb").is_file());
+        let inner = [directory.to_path_buf(), directory.join("bin"), directory.join("pginstall/bin")];
+        let found = inner.into_iter().find(|d| d.join("postgres").is_file() && d.join("initdb").is_file());
         let directory = found.ok_or("it lacks `postgres` or `initdb`")?;
         version_of(&directory.join("initdb"))?;
         let version = version_of(&directory.join("postgres"))?;
         if version.major < OLDEST_MAJOR {
             return Err(format!("it is PostgreSQL {version}"));
         }
-        // Absolute, since the programs are run in another directory.
-        let directory = directory.canonicalize().unwrap_or(directory);
+        // Absolute, since the programs are run in another directory; and the real one, where the other programs are,
+        // when PATH only held links.
+        let real = directory.join("postgres").canonicalize().ok();
+        let real = real.as_deref().and_then(Path::parent);
+        let directory = match real.filter(|d| d.join("initdb").is_file()) {
+            Some(real) => real.to_path_buf(),
+            None => std::path::absolute(&directory).unwrap_or(directory),
+        };
         Ok(Self { directory, version })
     }
 
     /// The first usable server, or the first one of the wanted major version; fetches a package where there is none.
     pub(super) fn find(explicit: Option<&Path>, wanted: Option<u32>) -> Result<Self, Error> {
         let fits = |binaries: &Self| wanted.is_none_or(|wanted| wanted == binaries.version.major);
-        let variable = std::env::var_os("POSTHOUSE_PG_BIN")
-            .filter(|value| !value.is_empty())
-            .map(PathBuf::from);
+        let variable = std::env::var_os("POSTHOUSE_PG_BIN").filter(|value| !value.is_empty()).map(PathBuf::from);
         let named = explicit
             .map(|directory| ("bin_dir", directory.to_path_buf()))
             .or_else(|| variable.map(|directory| ("POSTHOUSE_PG_BIN", directory)));
         if let Some((origin, directory)) = named {
             let found = Self::at(&directory).and_then(|binaries| match wanted {
-                Some(wanted) if !fits(&binaries) => Err(format!(
-                    "it is {}, and {wanted} is wanted",
-                    binaries.version
-                )),
+                Some(wanted) if !fits(&binaries) => Err(format!("it is {}, and {wanted} is wanted", binaries.version)),
                 _ => Ok(binaries),
             });
-            return found.map_err(|problem| Error::BadBinaries {
-                origin,
-                directory,
-                problem,
-            });
+            return found.map_err(|problem| Error::BadBinaries { origin, directory, problem });
         }
-        if let Some(binaries) = candidates()
-            .iter()
-            .filter_map(|d| Self::at(d).ok())
-            .find(fits)
-        {
+        if let Some(binaries) = candidates().iter().filter_map(|d| Self::at(d).ok()).find(fits) {
             return Ok(binaries);
         }
         if let Some(wanted) = wanted {
             return packaged::fetch_major(wanted);
         }
         packaged::fetch_any().map_err(|error| Error::NoServer {
-            looked_in: format!(
-                "POSTHOUSE_PG_BIN (unset), PATH, {}",
-                usual_patterns().join(", ")
-            ),
+            looked_in: format!("POSTHOUSE_PG_BIN (unset), PATH, {}", usual_patterns().join(", ")),
             packages: error.to_string(),
         })
     }
@@ -123,24 +96,17 @@ fn version_of(program: &Path) -> Result<Version, String> {
     let answer = Command::new(program).arg("--version").output();
     let answer = answer.map_err(|error| format!("{program:?} cannot be run: {error}"))?;
     let line = String::from_utf8_lossy(&answer.stdout);
-    Version::parse(&line)
-        .filter(|_| answer.status.success())
-        .ok_or_else(|| {
-            let complaint = String::from_utf8_lossy(&answer.stderr);
-            format!(
-                "{program:?} does not tell its version: {}{}",
-                line.trim(),
-                complaint.trim()
-            )
-        })
+    Version::parse(&line).filter(|_| answer.status.success()).ok_or_else(|| {
+        let complaint = String::from_utf8_lossy(&answer.stderr);
+        format!("{program:?} does not tell its version: {}{}", line.trim(), complaint.trim())
+    })
 }
 
 /// Directories worth a look, best first.
 fn candidates() -> Vec<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut all: Vec<PathBuf> = std::env::split_paths(&path)
-        .filter(|d| d.is_absolute() && d.join("postgres").is_file())
-        .collect();
+    let mut all: Vec<PathBuf> =
+        std::env::split_paths(&path).filter(|d| d.is_absolute() && d.join("postgres").is_file()).collect();
     for pattern in usual_patterns() {
         all.extend(expand(pattern));
     }
@@ -150,11 +116,11 @@ fn candidates() -> Vec<PathBuf> {
 fn usual_patterns() -> [&'static str; 7] {
     [
         "/usr/lib/postgresql/*/bin",                          // Debian, Ubuntu
-        "/usr/pgsql-*/bin", // Fedora and RHEL with the PostgreSQL project's packages
-        "/usr/lib/postgresql*/bin", // openSUSE
-        "/usr/libexec/postgresql*", // Alpine
-        "/opt/homebrew/opt/postgresql@*/bin", // Homebrew on Apple silicon
-        "/usr/local/opt/postgresql@*/bin", // Homebrew on Intel
+        "/usr/pgsql-*/bin",                                   // Fedora and RHEL with the PostgreSQL project's packages
+        "/usr/lib/postgresql*/bin",                           // openSUSE
+        "/usr/libexec/postgresql*",                           // Alpine
+        "/opt/homebrew/opt/postgresql@*/bin",                 // Homebrew on Apple silicon
+        "/usr/local/opt/postgresql@*/bin",                    // Homebrew on Intel
         "/Applications/Postgres.app/Contents/Versions/*/bin", // Postgres.app
     ]
 }
@@ -166,11 +132,7 @@ fn expand(pattern: &str) -> Vec<PathBuf> {
     };
     let (parent, prefix) = before.rsplit_once('/').unwrap_or(("", before));
     let mut found: Vec<(u32, PathBuf)> = Vec::new();
-    for entry in std::fs::read_dir(format!("{parent}/"))
-        .into_iter()
-        .flatten()
-        .flatten()
-    {
+    for entry in std::fs::read_dir(format!("{parent}/")).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let Some(rest) = name.to_str().and_then(|name| name.strip_prefix(prefix)) else {
             continue;
@@ -194,37 +156,44 @@ mod tests {
     #[test]
     fn reads_versions() {
         let read = |line| Version::parse(line).map(|v| (v.major, v.minor));
-        assert_eq!(
-            read("postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)"),
-            Some((15, 18))
-        );
+        assert_eq!(read("postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)"), Some((15, 18)));
         assert_eq!(read("postgres (PostgreSQL) 19beta2"), Some((19, 0)));
         assert_eq!(read("postgres"), None);
     }
 
     #[test]
     fn newest_first_by_number_not_by_letter() {
-        let base = std::env::temp_dir().join(format!(
-            "posthouse-expand-{}",
-            uuid::Uuid::new_v4().simple()
-        ));
+        let base = std::env::temp_dir().join(format!("posthouse-expand-{}", uuid::Uuid::new_v4().simple()));
         for version in ["9.6", "14", "18", "other"] {
             std::fs::create_dir_all(base.join(version).join("bin")).unwrap();
         }
         let pattern = format!("{}/*/bin", base.display());
         let order: Vec<String> = expand(&pattern)
             .iter()
-            .map(|d| {
-                d.parent()
-                    .unwrap()
-                    .file_name()
-                    .unwrap()
-                    .to_string_lossy()
-                    .into_owned()
-            })
+            .map(|d| d.parent().unwrap().file_name().unwrap().to_string_lossy().into_owned())
             .collect();
         std::fs::remove_dir_all(&base).unwrap();
         assert_eq!(order, ["18", "14", "9.6", "other"]);
+    }
+
+    #[test]
+    fn follows_links_to_the_real_directory() {
+        let base = std::env::temp_dir().join(format!("posthouse-links-{}", uuid::Uuid::new_v4().simple()));
+        let (real, links) = (base.join("real"), base.join("links"));
+        for directory in [&real, &links] {
+            std::fs::create_dir_all(directory).unwrap();
+        }
+        for program in ["postgres", "initdb"] {
+            let script = "#!/bin/sh\necho 'postgres (PostgreSQL) 17.2'\n";
+            std::fs::write(real.join(program), script).unwrap();
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+            std::fs::set_permissions(real.join(program), mode).unwrap();
+            std::os::unix::fs::symlink(real.join(program), links.join(program)).unwrap();
+        }
+        let found = Binaries::at(&links).unwrap();
+        let expected = real.canonicalize().unwrap();
+        std::fs::remove_dir_all(&base).unwrap();
+        assert_eq!((found.version.major, found.directory), (17, expected));
     }
 
     #[test]

@@ -17,14 +17,7 @@ pub struct Builder {
 
 impl Builder {
     pub(super) fn new() -> Self {
-        Self {
-            fsync: true,
-            settings: Vec::new(),
-            data_dir: None,
-            bin_dir: None,
-            major: None,
-            leftovers: Vec::new(),
-        }
+        Self { fsync: true, settings: Vec::new(), data_dir: None, bin_dir: None, major: None, leftovers: Vec::new() }
     }
 
     /// Whether commits survive a crash of the machine (default: yes). Without, a crash of Postgres alone still loses
@@ -84,15 +77,10 @@ impl Builder {
 
     /// The settings as `-c name=value` arguments.
     pub(super) fn arguments(&self) -> Result<Vec<String>, Error> {
-        let speed = [("fsync", "off"), ("full_page_writes", "off")]
-            .map(|(k, v)| (k.to_owned(), v.to_owned()));
+        let speed = [("fsync", "off"), ("full_page_writes", "off")].map(|(k, v)| (k.to_owned(), v.to_owned()));
         let mut arguments = Vec::new();
         for (name, value) in speed.iter().filter(|_| !self.fsync).chain(&self.settings) {
-            if name.is_empty()
-                || !name
-                    .chars()
-                    .all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '.')
-            {
+            if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '.') {
                 return Err(Error::BadSetting { name: name.clone() });
             }
             arguments.extend(["-c".to_owned(), format!("{name}={value}")]);

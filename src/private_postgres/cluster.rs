@@ -47,18 +47,11 @@ impl Cluster {
     pub(super) fn open(directory: Option<&Path>) -> Result<Self, Error> {
         let user = ServerUser::choose()?;
         let temporary = directory.is_none();
-        let root =
-            match directory {
-                Some(directory) => std::path::absolute(directory)
-                    .map_err(Error::io(format!("use {directory:?}")))?,
-                None => std::env::temp_dir()
-                    .join(format!("posthouse-pg-{}", uuid::Uuid::new_v4().simple())),
-            };
-        let cluster = Self {
-            root,
-            temporary,
-            user,
+        let root = match directory {
+            Some(directory) => std::path::absolute(directory).map_err(Error::io(format!("use {directory:?}")))?,
+            None => std::env::temp_dir().join(format!("posthouse-pg-{}", uuid::Uuid::new_v4().simple())),
         };
+        let cluster = Self { root, temporary, user };
         if let Some(parent) = cluster.root.parent() {
             cluster.check_reach(parent)?;
             fs::create_dir_all(parent).map_err(Error::io(format!("create {parent:?}")))?;
@@ -84,29 +77,19 @@ impl Cluster {
         };
         match user.first_closed_directory(wanted) {
             None => Ok(()),
-            Some(closed) => Err(Error::ClosedDirectory {
-                user: user.name.clone(),
-                closed,
-                wanted: wanted.to_path_buf(),
-            }),
+            Some(closed) => {
+                Err(Error::ClosedDirectory { user: user.name.clone(), closed, wanted: wanted.to_path_buf() })
+            }
         }
     }
 
     /// The major version that made the cluster, if there is one.
     pub(super) fn made_by(&self) -> Option<u32> {
-        fs::read_to_string(self.data().join("PG_VERSION"))
-            .ok()?
-            .trim()
-            .parse()
-            .ok()
+        fs::read_to_string(self.data().join("PG_VERSION")).ok()?.trim().parse().ok()
     }
 
     /// Makes the cluster, with a new password.
-    pub(super) fn initialise(
-        &self,
-        binaries: &Binaries,
-        guard: &mut Guard,
-    ) -> Result<String, Error> {
+    pub(super) fn initialise(&self, binaries: &Binaries, guard: &mut Guard) -> Result<String, Error> {
         let password = uuid::Uuid::new_v4().simple().to_string();
         let file = self.root.join("password");
         fs::remove_file(&file).ok();
@@ -145,33 +128,22 @@ impl Cluster {
         };
         let status = guard.spawn(launch).and_then(|mut child| child.wait());
         guard.forget_child();
-        if !status
-            .map_err(Error::io(format!("run {program:?}")))?
-            .success()
-        {
-            return Err(Error::Initdb {
-                program,
-                directory: self.root.clone(),
-                log: self.log_since(log_start),
-            });
+        if !status.map_err(Error::io(format!("run {program:?}")))?.success() {
+            return Err(Error::Initdb { program, directory: self.root.clone(), log: self.log_since(log_start) });
         }
-        fs::rename(&half_made, self.data())
-            .map_err(Error::io(format!("rename {half_made:?} to data")))?;
+        fs::rename(&half_made, self.data()).map_err(Error::io(format!("rename {half_made:?} to data")))?;
         Ok(password)
     }
 
     pub(super) fn read_password(&self) -> Result<String, Error> {
         let file = self.root.join("password");
-        let text = fs::read_to_string(&file)
-            .map_err(Error::io(format!("read the password in {file:?}")))?;
+        let text = fs::read_to_string(&file).map_err(Error::io(format!("read the password in {file:?}")))?;
         Ok(text.trim().to_owned())
     }
 
     /// The port of the last run if it is wanted and free, else any free one.
     pub(super) fn choose_port(&self, last_first: bool) -> Result<u16, Error> {
-        let last = fs::read_to_string(self.root.join("port"))
-            .ok()
-            .and_then(|text| text.trim().parse().ok());
+        let last = fs::read_to_string(self.root.join("port")).ok().and_then(|text| text.trim().parse().ok());
         let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
         if let Some(port) = last.filter(|_| last_first).filter(is_free) {
             return Ok(port);
@@ -198,11 +170,7 @@ impl Cluster {
     /// The log, and where in it the next run begins.
     pub(super) fn open_log(&self) -> Result<(File, u64), Error> {
         let path = self.root.join("postgres.log");
-        let file = OpenOptions::new()
-            .append(true)
-            .create(true)
-            .mode(0o600)
-            .open(&path);
+        let file = OpenOptions::new().append(true).create(true).mode(0o600).open(&path);
         let file = file.map_err(Error::io(format!("write {path:?}")))?;
         let start = file.metadata().map(|metadata| metadata.len()).unwrap_or(0);
         Ok((file, start))
@@ -213,9 +181,7 @@ impl Cluster {
         let read = || {
             let mut file = File::open(self.root.join("postgres.log"))?;
             let end = file.metadata()?.len();
-            file.seek(SeekFrom::Start(
-                start.max(end.saturating_sub(LOG_SHOWN_BYTES)),
-            ))?;
+            file.seek(SeekFrom::Start(start.max(end.saturating_sub(LOG_SHOWN_BYTES))))?;
             let mut bytes = Vec::new();
             file.read_to_end(&mut bytes)?;
             Ok::<_, std::io::Error>(String::from_utf8_lossy(&bytes).trim_end().to_owned())
@@ -227,7 +193,6 @@ impl Cluster {
         let Some(user) = &self.user else {
             return Ok(());
         };
-        chown(path, Some(user.uid), Some(user.gid))
-            .map_err(Error::io(format!("give {path:?} to {}", user.name)))
+        chown(path, Some(user.uid), Some(user.gid)).map_err(Error::io(format!("give {path:?} to {}", user.name)))
     }
 }

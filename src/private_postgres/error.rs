@@ -20,9 +20,7 @@ pub enum Error {
         packages: String,
     },
     /// A variable or setting names a directory that holds no usable server.
-    #[error(
-        "{origin} is {directory:?}, but {problem}; it must hold `postgres` and `initdb` of PostgreSQL 14 or newer"
-    )]
+    #[error("{origin} is {directory:?}, but {problem}; it must hold `postgres` and `initdb` of PostgreSQL 14 or newer")]
     BadBinaries {
         /// Where the directory came from, e.g. `POSTHOUSE_PG_BIN`.
         origin: &'static str,

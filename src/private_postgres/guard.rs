@@ -56,11 +56,7 @@ impl Guard {
     pub(super) fn spawn(&mut self, launch: Launch<'_>) -> io::Result<Child> {
         let mut command = Command::new("sh");
         command
-            .args([
-                OsStr::new("-c"),
-                OsStr::new(GATE),
-                launch.program.as_os_str(),
-            ])
+            .args([OsStr::new("-c"), OsStr::new(GATE), launch.program.as_os_str()])
             .args(launch.arguments)
             .current_dir(launch.directory)
             .stdin(Stdio::piped())
@@ -109,12 +105,7 @@ impl Guard {
 /// Postgres reads PGDATA, PGPORT and friends, the time zone and the locale from its environment; ours must not decide.
 fn clean_environment(command: &mut Command) {
     command.env_clear().env("LC_ALL", "C").env("TZ", "UTC");
-    for name in [
-        "PATH",
-        "LD_LIBRARY_PATH",
-        "DYLD_LIBRARY_PATH",
-        "DYLD_FALLBACK_LIBRARY_PATH",
-    ] {
+    for name in ["PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH"] {
         if let Some(value) = std::env::var_os(name) {
             command.env(name, value);
         }

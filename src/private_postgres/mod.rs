@@ -83,8 +83,7 @@ impl PrivatePostgres {
         }
         // A temporary server has nothing worth a checkpoint.
         let stop_signal = if cluster.temporary { "QUIT" } else { "INT" };
-        let mut guard =
-            Guard::new(stop_signal, &leftovers).map_err(Error::io("start a watchdog with `sh`"))?;
+        let mut guard = Guard::new(stop_signal, &leftovers).map_err(Error::io("start a watchdog with `sh`"))?;
         let prepared = Self::prepare(&builder, &cluster, &mut guard);
         let (binaries, password) = match prepared {
             Ok(prepared) => prepared,
@@ -93,27 +92,13 @@ impl PrivatePostgres {
                 return Err(error);
             }
         };
-        let running = Mutex::new(Running {
-            server: None,
-            guard: Some(guard),
-        });
-        let mut made = Self {
-            cluster,
-            binaries,
-            arguments,
-            password,
-            port: 0,
-            running,
-        };
+        let running = Mutex::new(Running { server: None, guard: Some(guard) });
+        let mut made = Self { cluster, binaries, arguments, password, port: 0, running };
         made.start_on_a_free_port()?;
         Ok(made)
     }
 
-    fn prepare(
-        builder: &Builder,
-        cluster: &Cluster,
-        guard: &mut Guard,
-    ) -> Result<(Binaries, String), Error> {
+    fn prepare(builder: &Builder, cluster: &Cluster, guard: &mut Guard) -> Result<(Binaries, String), Error> {
         let made_by = cluster.made_by();
         let found = Binaries::find(builder.bin_dir.as_deref(), made_by.or(builder.major));
         let binaries = match made_by {
@@ -153,11 +138,7 @@ impl PrivatePostgres {
         arguments.extend(self.arguments.iter().map(OsString::from));
         // After everything a caller may have set: loopback only, no socket file whose path could be too long.
         let port = format!("port={}", self.port);
-        for setting in [
-            "listen_addresses=127.0.0.1",
-            "unix_socket_directories=",
-            &port,
-        ] {
+        for setting in ["listen_addresses=127.0.0.1", "unix_socket_directories=", &port] {
             arguments.extend(["-c".into(), setting.into()]);
         }
         let (output, log_start) = self.cluster.open_log()?;
@@ -169,9 +150,7 @@ impl PrivatePostgres {
             user: self.cluster.user.as_ref(),
             output,
         };
-        let server = guard
-            .spawn(launch)
-            .map_err(Error::io(format!("run {program:?}")))?;
+        let server = guard.spawn(launch).map_err(Error::io(format!("run {program:?}")))?;
         let server = running.server.insert(server);
         let deadline = Instant::now() + START_TIMEOUT;
         let problem = loop {
@@ -187,11 +166,7 @@ impl PrivatePostgres {
         };
         end(running, Signal::SIGQUIT);
         let log = self.cluster.log_since(log_start);
-        Err(Error::Start {
-            directory: self.cluster.root.clone(),
-            problem,
-            log,
-        })
+        Err(Error::Start { directory: self.cluster.root.clone(), problem, log })
     }
 
     /// The URL of a database of this server, with the password in it. It does not have to exist yet; `postgres` does.
@@ -200,18 +175,11 @@ impl PrivatePostgres {
         let mut name = String::new();
         for byte in database.bytes() {
             match byte {
-                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'-' | b'.' => {
-                    name.push(char::from(byte))
-                }
+                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'-' | b'.' => name.push(char::from(byte)),
                 other => name.push_str(&format!("%{other:02X}")),
             }
         }
-        format!(
-            "postgres://{}:{}@127.0.0.1:{}/{name}",
-            cluster::SUPERUSER,
-            self.password,
-            self.port
-        )
+        format!("postgres://{}:{}@127.0.0.1:{}/{name}", cluster::SUPERUSER, self.password, self.port)
     }
 
     /// The port on 127.0.0.1; it stays the same over [`restart`](Self::restart).
@@ -280,9 +248,7 @@ impl PrivatePostgres {
     #[cfg(feature = "testing")]
     pub(crate) fn live_as_long_as(self, runner: u32) -> Result<(), Error> {
         if let Some(guard) = self.lock().guard.as_mut() {
-            guard
-                .tie_to(runner)
-                .map_err(Error::io("tell the watchdog whom to wait for"))?;
+            guard.tie_to(runner).map_err(Error::io("tell the watchdog whom to wait for"))?;
         }
         // Neither stopped nor waited for: both are the watchdog's from here on.
         std::mem::forget(self);
@@ -307,14 +273,7 @@ impl fmt::Debug for PrivatePostgres {
 impl Drop for PrivatePostgres {
     fn drop(&mut self) {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        end(
-            &mut running,
-            if self.cluster.temporary {
-                Signal::SIGQUIT
-            } else {
-                Signal::SIGINT
-            },
-        );
+        end(&mut running, if self.cluster.temporary { Signal::SIGQUIT } else { Signal::SIGINT });
         if let Some(guard) = running.guard.take() {
             guard.finish();
         }

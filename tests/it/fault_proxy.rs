@@ -22,11 +22,7 @@ async fn letters() -> (TestDatabase, FaultProxy) {
 }
 
 async fn count(client: &Client) -> i64 {
-    client
-        .query_one("select count(*) from letter", &[])
-        .await
-        .unwrap()
-        .get(0)
+    client.query_one("select count(*) from letter", &[]).await.unwrap().get(0)
 }
 
 #[tokio::test]
@@ -34,26 +30,15 @@ async fn a_lost_answer_means_done() {
     let (database, proxy) = letters().await;
     let through = connect(&proxy.url(database.url())).await.unwrap();
     let direct = database.connect().await;
-    through
-        .batch_execute("insert into letter values (1)")
-        .await
-        .unwrap();
+    through.batch_execute("insert into letter values (1)").await.unwrap();
     proxy.lose_answer_to("values (2)");
-    assert!(
-        through
-            .batch_execute("insert into letter values (2)")
-            .await
-            .is_err()
-    );
+    assert!(through.batch_execute("insert into letter values (2)").await.is_err());
     // The server answered before the cut, so it is done by now.
     assert_eq!(count(&direct).await, 2);
     assert_eq!(proxy.cuts(), 1);
     // Only once: the repeat goes through.
     let through = connect(&proxy.url(database.url())).await.unwrap();
-    through
-        .batch_execute("insert into letter values (2)")
-        .await
-        .unwrap();
+    through.batch_execute("insert into letter values (2)").await.unwrap();
     assert_eq!(count(&direct).await, 3);
 }
 
@@ -63,10 +48,7 @@ async fn a_lost_commit_answer_means_committed() {
     let mut through = connect(&proxy.url(database.url())).await.unwrap();
     proxy.lose_answer_to("COMMIT");
     let transaction = through.transaction().await.unwrap();
-    transaction
-        .execute("insert into letter values ($1)", &[&7_i64])
-        .await
-        .unwrap();
+    transaction.execute("insert into letter values ($1)", &[&7_i64]).await.unwrap();
     assert!(transaction.commit().await.is_err());
     assert_eq!(count(&database.connect().await).await, 1);
 }
@@ -76,16 +58,8 @@ async fn a_lost_request_means_not_done() {
     let (database, proxy) = letters().await;
     let through = connect(&proxy.url(database.url())).await.unwrap();
     proxy.lose_request("values (2)");
-    assert!(
-        through
-            .batch_execute("insert into letter values (2)")
-            .await
-            .is_err()
-    );
-    assert_eq!(
-        (proxy.cuts(), count(&database.connect().await).await),
-        (1, 0)
-    );
+    assert!(through.batch_execute("insert into letter values (2)").await.is_err());
+    assert_eq!((proxy.cuts(), count(&database.connect().await).await), (1, 0));
 }
 
 #[tokio::test]
@@ -94,10 +68,7 @@ async fn refuses_and_heals() {
     let url = proxy.url(database.url());
     let through = connect(&url).await.unwrap();
     proxy.refuse();
-    wait_until(SOON, "the old connection is cut", async || {
-        through.is_closed()
-    })
-    .await;
+    wait_until(SOON, "the old connection is cut", async || through.is_closed()).await;
     assert!(connect(&url).await.is_err());
     proxy.heal();
     let through = connect(&url).await.unwrap();
@@ -113,19 +84,11 @@ async fn stalls_and_delays() {
     let through = connect(&proxy.url(database.url())).await.unwrap();
     proxy.stall();
     let mut held = std::pin::pin!(count(&through));
-    assert!(
-        tokio::time::timeout(Duration::from_millis(200), &mut held)
-            .await
-            .is_err()
-    );
+    assert!(tokio::time::timeout(Duration::from_millis(200), &mut held).await.is_err());
     proxy.heal();
     assert_eq!(tokio::time::timeout(SOON, held).await.unwrap(), 0);
     proxy.delay(Duration::from_millis(50));
     let start = Instant::now();
     through.batch_execute("select 1").await.unwrap();
-    assert!(
-        start.elapsed() >= Duration::from_millis(100),
-        "there and back took {:?}",
-        start.elapsed()
-    );
+    assert!(start.elapsed() >= Duration::from_millis(100), "there and back took {:?}", start.elapsed());
 }

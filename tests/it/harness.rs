@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -16,17 +17,10 @@ use tokio::sync::watch;
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
 /// Waits until the condition holds; fails the test, naming what it waited for, when the time is over.
-pub(crate) async fn wait_until(
-    within: Duration,
-    what: &str,
-    mut condition: impl AsyncFnMut() -> bool,
-) {
+pub(crate) async fn wait_until(within: Duration, what: &str, mut condition: impl AsyncFnMut() -> bool) {
     let deadline = Instant::now() + within;
     while !condition().await {
-        assert!(
-            Instant::now() < deadline,
-            "waited {within:?} in vain until {what}"
-        );
+        assert!(Instant::now() < deadline, "waited {within:?} in vain until {what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
@@ -74,21 +68,12 @@ impl FaultProxy {
                     if seen.borrow().refuse {
                         continue;
                     }
-                    let wire = Wire {
-                        faults: faults.clone(),
-                        seen: seen.clone(),
-                        cuts: cut.clone(),
-                    };
+                    let wire = Wire { faults: faults.clone(), seen: seen.clone(), cuts: cut.clone() };
                     tokio::spawn(wire.run(client, server.clone()));
                 }
             }
         });
-        Self {
-            port,
-            faults,
-            cuts,
-            accepting,
-        }
+        Self { port, faults, cuts, accepting }
     }
 
     /// The same URL, by way of the proxy.
@@ -110,12 +95,7 @@ impl FaultProxy {
     }
 
     fn arm(&self, marker: &[u8], after_answer: bool) {
-        self.faults.send_modify(|faults| {
-            faults.cut = Some(Cut {
-                marker: marker.to_vec(),
-                after_answer,
-            })
-        });
+        self.faults.send_modify(|faults| faults.cut = Some(Cut { marker: marker.to_vec(), after_answer }));
     }
 
     /// How many connections a marker has cut so far.
@@ -148,12 +128,7 @@ impl FaultProxy {
 
     /// Ends all faults. What a stall held up comes through now.
     pub(crate) fn heal(&self) {
-        self.faults.send_modify(|faults| {
-            *faults = Faults {
-                generation: faults.generation,
-                ..Faults::default()
-            }
-        });
+        self.faults.send_modify(|faults| *faults = Faults { generation: faults.generation, ..Faults::default() });
     }
 }
 
@@ -231,10 +206,7 @@ impl Wire {
     fn take_cut(&self, bytes: &[u8]) -> Option<bool> {
         let mut taken = None;
         self.faults.send_if_modified(|faults| {
-            let hit = faults
-                .cut
-                .as_ref()
-                .is_some_and(|cut| contains(bytes, &cut.marker));
+            let hit = faults.cut.as_ref().is_some_and(|cut| contains(bytes, &cut.marker));
             if hit {
                 taken = faults.cut.take().map(|cut| cut.after_answer);
             }
@@ -288,9 +260,7 @@ fn contains(bytes: &[u8], part: &[u8]) -> bool {
 /// A URL in three parts, the middle one `host:port`.
 fn split_url(url: &str) -> (&str, &str, &str) {
     let scheme = url.find("://").unwrap() + 3;
-    let end = url[scheme..]
-        .find(['/', '?'])
-        .map_or(url.len(), |at| scheme + at);
+    let end = url[scheme..].find(['/', '?']).map_or(url.len(), |at| scheme + at);
     let host = url[..end].rfind('@').map_or(scheme, |at| at + 1);
     (&url[..host], &url[host..end], &url[end..])
 }
@@ -299,6 +269,7 @@ fn split_url(url: &str) -> (&str, &str, &str) {
 pub(crate) struct Program {
     child: Child,
     output: Arc<Mutex<String>>,
+    collectors: [JoinHandle<()>; 2],
 }
 
 impl Program {
@@ -307,25 +278,19 @@ impl Program {
         // target/<profile>/deps/it-<hash> and target/<profile>/posthouse
         let test = std::env::current_exe().unwrap();
         let binary: PathBuf = test.parent().unwrap().parent().unwrap().join("posthouse");
-        assert!(
-            binary.is_file(),
-            "there is no {binary:?} yet; `cargo build -p posthouse-cli` makes it"
-        );
+        assert!(binary.is_file(), "there is no {binary:?} yet; `cargo build -p posthouse-cli` makes it");
         Command::new(binary)
     }
 
     /// Starts it; both its outputs are collected.
     pub(crate) fn start(command: &mut Command) -> Self {
-        let mut child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let output = Arc::new(Mutex::new(String::new()));
-        collect(child.stdout.take().unwrap(), output.clone());
-        collect(child.stderr.take().unwrap(), output.clone());
-        Self { child, output }
+        let collectors = [
+            collect(child.stdout.take().unwrap(), output.clone()),
+            collect(child.stderr.take().unwrap(), output.clone()),
+        ];
+        Self { child, output, collectors }
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -341,11 +306,7 @@ impl Program {
     pub(crate) async fn printed(&self, text: &str, within: Duration) {
         let deadline = Instant::now() + within;
         while !self.output().contains(text) {
-            assert!(
-                Instant::now() < deadline,
-                "no {text:?} within {within:?} in:\n{}",
-                self.output()
-            );
+            assert!(Instant::now() < deadline, "no {text:?} within {within:?} in:\n{}", self.output());
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
@@ -371,27 +332,25 @@ impl Program {
     }
 
     fn signal(&self, signal: Signal) {
-        kill(
-            Pid::from_raw(i32::try_from(self.child.id()).unwrap()),
-            signal,
-        )
-        .unwrap();
+        kill(Pid::from_raw(i32::try_from(self.child.id()).unwrap()), signal).unwrap();
     }
 
-    /// Waits for its end.
+    /// Waits for its end, and for what it printed last.
     pub(crate) async fn ended(&mut self, within: Duration) -> ExitStatus {
         let deadline = Instant::now() + within;
-        loop {
+        let status = loop {
             if let Some(status) = self.child.try_wait().unwrap() {
-                return status;
+                break status;
             }
-            assert!(
-                Instant::now() < deadline,
-                "still running after {within:?}:\n{}",
-                self.output()
-            );
+            assert!(Instant::now() < deadline, "still running after {within:?}:\n{}", self.output());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        };
+        // Not for longer: children of its own may hold its outputs open.
+        let deadline = Instant::now() + Duration::from_secs(1);
+        while !self.collectors.iter().all(JoinHandle::is_finished) && Instant::now() < deadline {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
+        status
     }
 }
 
@@ -406,13 +365,11 @@ impl Drop for Program {
 }
 
 /// Reads one output to its end on a thread of its own.
-fn collect(mut from: impl std::io::Read + Send + 'static, into: Arc<Mutex<String>>) {
+fn collect(mut from: impl std::io::Read + Send + 'static, into: Arc<Mutex<String>>) -> JoinHandle<()> {
     std::thread::spawn(move || {
         let mut buffer = [0; 4096];
         while let Ok(length @ 1..) = from.read(&mut buffer) {
-            into.lock()
-                .unwrap()
-                .push_str(&String::from_utf8_lossy(&buffer[..length]));
+            into.lock().unwrap().push_str(&String::from_utf8_lossy(&buffer[..length]));
         }
-    });
+    })
 }

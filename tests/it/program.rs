@@ -17,10 +17,7 @@ async fn pauses_resumes_and_ends_a_program() {
     program.printed("ready", SOON).await;
     program.pause();
     if cfg!(target_os = "linux") {
-        wait_until(SOON, "the program stands still", async || {
-            state(program.pid()) == Some('T')
-        })
-        .await;
+        wait_until(SOON, "the program stands still", async || state(program.pid()) == Some('T')).await;
     }
     program.terminate();
     program.resume();
@@ -30,10 +27,8 @@ async fn pauses_resumes_and_ends_a_program() {
 
 #[tokio::test]
 async fn kills_a_program_that_would_not_end() {
-    let mut program = Program::start(Command::new("sh").args([
-        "-c",
-        "trap '' TERM; echo ready; while :; do sleep 0.05; done",
-    ]));
+    let mut program =
+        Program::start(Command::new("sh").args(["-c", "trap '' TERM; echo ready; while :; do sleep 0.05; done"]));
     program.printed("ready", SOON).await;
     program.kill_9();
     assert_eq!(program.ended(SOON).await.code(), None);

@@ -24,10 +24,7 @@ async fn databases_are_apart_and_dropped_at_the_end() {
     let one = TestDatabase::new(SCHEMA, migrate).await;
     let two = TestDatabase::new(SCHEMA, migrate).await;
     let (client, other) = (one.connect().await, two.connect().await);
-    client
-        .batch_execute("insert into letter values (2)")
-        .await
-        .unwrap();
+    client.batch_execute("insert into letter values (2)").await.unwrap();
     assert_eq!(count(&client, "select count(*) from letter").await, 2);
     assert_eq!(count(&other, "select count(*) from letter").await, 1);
     let name = two.url().rsplit('/').next().unwrap().to_owned();
@@ -71,17 +68,8 @@ async fn a_database_of_a_failed_test_is_kept() {
     assert!(failed.join().is_err());
     let other = TestDatabase::new(SCHEMA, migrate).await;
     let look = other.connect().await;
-    assert_eq!(
-        count(
-            &look,
-            &format!("select count(*) from pg_database where datname = '{name}'")
-        )
-        .await,
-        1
-    );
-    look.batch_execute(&format!("drop database {name}"))
-        .await
-        .unwrap();
+    assert_eq!(count(&look, &format!("select count(*) from pg_database where datname = '{name}'")).await, 1);
+    look.batch_execute(&format!("drop database {name}")).await.unwrap();
 }
 
 #[tokio::test]
@@ -89,19 +77,10 @@ async fn a_dedicated_cluster_can_be_crashed() {
     let cluster = TestCluster::dedicated(&[("shared_buffers", "16MB")]);
     let database = cluster.database(SCHEMA, migrate).await;
     let client = database.connect().await;
-    client
-        .batch_execute("insert into letter values (2)")
-        .await
-        .unwrap();
+    client.batch_execute("insert into letter values (2)").await.unwrap();
     cluster.server().kill_immediate();
     assert!(client.query_one("select 1", &[]).await.is_err());
     cluster.server().restart().unwrap();
-    assert_eq!(
-        count(&database.connect().await, "select count(*) from letter").await,
-        2
-    );
-    assert_ne!(
-        TestCluster::shared().url("postgres"),
-        cluster.url("postgres")
-    );
+    assert_eq!(count(&database.connect().await, "select count(*) from letter").await, 2);
+    assert_ne!(TestCluster::shared().url("postgres"), cluster.url("postgres"));
 }
