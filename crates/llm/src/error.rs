@@ -1,6 +1,6 @@
 //! What a failed call is: its class decides what becomes of the job, its text says what happened.
 
-use crate::answer::Usage;
+use crate::answer::{Usage, usage_json};
 use serde::Serialize;
 use std::fmt;
 use std::time::Duration;
@@ -131,6 +131,13 @@ impl CallError {
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         self.class.verdict()
+    }
+
+    /// The usage that is stored with the job, in the same shape as that of an answer.
+    #[must_use]
+    pub fn usage_json(&self) -> serde_json::Value {
+        let (endpoint, model) = (self.endpoint.as_deref(), self.model.as_deref());
+        usage_json(&self.usage, self.latency_ms, self.first_token_ms, endpoint, model, self.status)
     }
 
     /// Everything but what the model answered, as the JSON that is stored with the attempt.

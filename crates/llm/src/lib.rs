@@ -8,7 +8,7 @@
 //! 3. `call` (with `transport`, `clock`, `stream`): one HTTP request, its stream and its timeouts.
 //! 4. `assembly`, `judge` and `answer`: what is an answer. `classify`, `hint`, `error`: what is a failure, and what to do about it.
 //! 5. `gate`: who was told "not now" does not ask again at once. `secret`, `redact`: keys are seen by nobody.
-//! 6. `sim`: a provider that behaves as badly as told.
+//! 6. `handler`: the joint to the queue. `sim`: a provider that behaves as badly as told.
 
 pub mod answer;
 mod assembly;
@@ -20,6 +20,7 @@ pub mod config;
 mod engine;
 pub mod error;
 mod gate;
+mod handler;
 pub mod hint;
 mod judge;
 mod prompt_kind;

@@ -1,0 +1,79 @@
+//! The joint between queue and model: registers every kind on a worker and turns what a call decided into an outcome.
+
+use crate::answer::Answer;
+use crate::engine::{Attempt, Engine};
+use crate::error::{CallError, Verdict};
+use posthouse::worker::Builder;
+use posthouse::{Context, JobError, Outcome};
+use serde_json::value::RawValue;
+use std::time::{Duration, Instant};
+
+/// Given up so long before the job's own timeout, a call still has the time to say what it waited for.
+const DEADLINE_MARGIN: Duration = Duration::from_millis(100);
+/// The wait of a "not now" that names none. The gate always names one; this is for the day it does not.
+const SNOOZE_DEFAULT: Duration = Duration::from_secs(1);
+
+impl Engine {
+    /// Adds every kind of this engine to a worker.
+    pub fn register(&self, worker: Builder) -> Builder {
+        self.kinds().into_iter().fold(worker, |worker, kind| {
+            let engine = self.clone();
+            worker.handle_kind(kind, move |payload, context| {
+                let engine = engine.clone();
+                async move { engine.handle(&payload, &context).await }
+            })
+        })
+    }
+
+    /// Runs one attempt of a job and decides what becomes of it. Its usage is noted, whatever the outcome.
+    pub async fn handle(&self, payload: &RawValue, context: &Context) -> Outcome {
+        let left = context.deadline().map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let deadline = left.map(|left| left.saturating_sub(DEADLINE_MARGIN));
+        let called = self.run(context.kind(), payload.get(), Attempt { number: context.attempt(), deadline }).await;
+        let usage = called.as_ref().map_or_else(|error| error.usage_json(), Answer::usage_json);
+        if let Err(error) = context.usage(&usage) {
+            tracing::warn!(job = context.job_id(), "the usage cannot be noted: {error}");
+        }
+        let max_attempts = self.max_attempts(context.kind()).unwrap_or(u32::MAX);
+        outcome(called, context.attempt() >= max_attempts)
+    }
+}
+
+/// The outcome of a call. `is_last`: the kind grants no further attempt.
+fn outcome(called: Result<Answer, Box<CallError>>, is_last: bool) -> Outcome {
+    let error = match called {
+        Ok(answer) => return Outcome::Done(answer.result_json()),
+        Err(error) => error,
+    };
+    let job_error = || JobError::new(error.class.as_str(), error.to_string()).with_detail(error.to_json());
+    match error.verdict() {
+        Verdict::Snooze => Outcome::snooze(error.wait.unwrap_or(SNOOZE_DEFAULT), error.to_string()),
+        Verdict::Retry if !is_last => Outcome::Retry { error: job_error(), delay: error.wait },
+        Verdict::Retry | Verdict::Fail => Outcome::fail(job_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorClass;
+
+    fn decided(class: ErrorClass, is_last: bool) -> Outcome {
+        let mut error = CallError::new(class, "code", "what happened");
+        error.wait = Some(Duration::from_secs(7));
+        outcome(Err(error), is_last)
+    }
+
+    #[test]
+    fn the_class_decides() {
+        let seven = Duration::from_secs(7);
+        assert!(matches!(decided(ErrorClass::NotNow, true), Outcome::Snooze { delay, .. } if delay == seven));
+        for class in [ErrorClass::Transient, ErrorClass::Ambiguous, ErrorClass::Incomplete, ErrorClass::Schema] {
+            assert!(matches!(decided(class, false), Outcome::Retry { delay: Some(delay), .. } if delay == seven));
+            assert!(matches!(decided(class, true), Outcome::Fail(error) if error.class == class.as_str()));
+        }
+        for class in [ErrorClass::Terminal, ErrorClass::OutOfCredit, ErrorClass::Truncated] {
+            assert!(matches!(decided(class, false), Outcome::Fail(error) if error.detail["code"] == "code"));
+        }
+    }
+}
