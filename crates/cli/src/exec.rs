@@ -1,0 +1,1 @@
+//! `posthouse work --exec`: any program as a handler.
