@@ -1,2 +1,66 @@
-//! The `posthouse` binary.
-fn main() {}
+//! The `posthouse` binary: from arguments to a command, one module each.
+//!
+//! [`args`] says what can be typed, the module of a command does it; [`connect`] finds the database, [`output`] writes to
+//! people and programs, [`failure`] ends a command with a text that says what to do next.
+
+mod args;
+mod completions;
+mod connect;
+mod db;
+mod dead;
+mod demo;
+mod dev;
+mod dev_record;
+mod enqueue;
+mod exec;
+mod failure;
+mod job;
+mod output;
+mod sim;
+mod status;
+mod work;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use tracing_subscriber::EnvFilter;
+
+use args::{Cli, Command, Global};
+use failure::Result;
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    // Wrong arguments end the process here: exit code 2, or 0 for help and version.
+    let Cli { global, command } = Cli::parse();
+    log_to_stderr(&global);
+    match run(command, &global).await {
+        Ok(code) => code,
+        Err(failure) => failure.report(),
+    }
+}
+
+async fn run(command: Command, global: &Global) -> Result<ExitCode> {
+    match command {
+        Command::Demo(args) => demo::run(args, global).await,
+        Command::Dev(args) => dev::run(args, global).await,
+        Command::Db { command } => db::run(command, global).await,
+        Command::Enqueue(args) => enqueue::run(*args, global).await,
+        Command::Work(args) => work::run(*args, global).await,
+        Command::Status(args) => status::run(args, global).await,
+        Command::Job { command } => job::run(command, global).await,
+        Command::Dead { command } => dead::run(command, global).await,
+        Command::Sim(args) => sim::run(args, global).await,
+        Command::Completions(args) => completions::run(&args),
+    }
+}
+
+/// Log lines go to stderr, beside the output, never into it. POSTHOUSE_LOG chooses them, as in `posthouse=debug`.
+fn log_to_stderr(global: &Global) {
+    let default = match global.verbose {
+        0 => "error",
+        1 => "info",
+        _ => "debug",
+    };
+    let filter = EnvFilter::try_from_env("POSTHOUSE_LOG").unwrap_or_else(|_| EnvFilter::new(default));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+}

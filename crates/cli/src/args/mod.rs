@@ -1,0 +1,194 @@
+//! What can be typed: every command and option, defined once. Help texts and shell completions are made from here.
+
+mod db;
+mod dead;
+mod enqueue;
+mod job;
+mod run;
+
+use clap::{ArgAction, Args, Parser, Subcommand};
+
+pub(crate) use db::Db;
+pub(crate) use dead::{Dead, DeadChoice, DeadList, Purge, Redrive};
+pub(crate) use enqueue::Enqueue;
+pub(crate) use job::{Job, JobList, JobShow, JobWait};
+pub(crate) use run::{Demo, Dev, ExecKind, Sim, Work};
+
+/// A Postgres job queue that LLM agents can depend on.
+#[derive(Debug, Parser)]
+#[command(name = "posthouse", version, about, long_about = LONG, after_long_help = EXAMPLES, max_term_width = 120)]
+#[command(arg_required_else_help = true, disable_help_subcommand = true)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+const LONG: &str = "A Postgres job queue that LLM agents can depend on.
+
+Jobs are rows in a Postgres database, put there by SQL, by a program or by `posthouse enqueue`; workers claim them under a lease \
+and run them. Whatever happens to a worker, each job reaches its end.
+
+Exit codes: 0 fine, 1 failed, 2 wrong arguments.";
+
+const EXAMPLES: &str = "EXAMPLES:
+  posthouse demo                                       see all of it at work, nothing needed
+  posthouse dev                                        a Postgres and a provider for development
+  posthouse db migrate                                 make the schema in DATABASE_URL
+  posthouse enqueue summarize '{\"text\":\"…\"}'           put a job in
+  posthouse work --config posthouse.toml               run jobs
+  posthouse status                                     how it is going";
+
+/// Options of every command.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Global options")]
+pub(crate) struct Global {
+    /// The database, as postgres://user:password@host:5432/database
+    #[arg(long, global = true, env = "DATABASE_URL", hide_env_values = true, value_name = "URL")]
+    pub(crate) database_url: Option<String>,
+
+    /// Print JSON for programs instead of text for people
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+
+    /// Log what happens, on stderr; twice for more. POSTHOUSE_LOG=FILTER chooses exactly
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    pub(crate) verbose: u8,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Demo(Demo),
+    Dev(Dev),
+    /// Make, check and find the database schema
+    #[command(after_long_help = db::EXAMPLES, long_about = db::LONG)]
+    Db {
+        #[command(subcommand)]
+        command: Db,
+    },
+    Enqueue(Box<Enqueue>),
+    Work(Box<Work>),
+    Status(Status),
+    /// Look at jobs and manage them
+    #[command(after_long_help = job::EXAMPLES, long_about = job::LONG)]
+    Job {
+        #[command(subcommand)]
+        command: Job,
+    },
+    /// Look at dead letters (failed jobs), and redrive or purge them
+    #[command(after_long_help = dead::EXAMPLES, long_about = dead::LONG)]
+    Dead {
+        #[command(subcommand)]
+        command: Dead,
+    },
+    Sim(Sim),
+    Completions(Completions),
+}
+
+/// Show queues, workers and failures at a glance
+///
+/// For each queue and tenant: jobs that are due, later, running, waiting, done (ever) and failed (dead letters there are now),
+/// and for how long the oldest due job has been due. Then the live workers, the kinds that nobody serves, and the newest
+/// failures.
+#[derive(Debug, Args)]
+#[command(after_long_help = "EXAMPLES:
+  posthouse status
+  posthouse status --watch                    again every 2 seconds
+  posthouse status --json | jq '.queues[].oldest_due_age_ms'")]
+pub(crate) struct Status {
+    /// Show it again and again, every so many seconds
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2", value_parser = seconds)]
+    pub(crate) watch: Option<std::time::Duration>,
+}
+
+/// Print completions for a shell
+///
+/// Prints a script that makes your shell complete commands and options.
+#[derive(Debug, Args)]
+#[command(after_long_help = "EXAMPLES:
+  posthouse completions bash > /etc/bash_completion.d/posthouse
+  posthouse completions zsh > ~/.zfunc/_posthouse          with ~/.zfunc in fpath
+  posthouse completions fish > ~/.config/fish/completions/posthouse.fish")]
+pub(crate) struct Completions {
+    /// The shell
+    #[arg(value_enum)]
+    pub(crate) shell: clap_complete::Shell,
+}
+
+/// A duration as people write it.
+fn duration(text: &str) -> Result<std::time::Duration, String> {
+    humantime::parse_duration(text).map_err(|error| format!("{error}; write it like 30s, 5m or 1h 30m"))
+}
+
+/// Seconds, at least a tenth of one.
+fn seconds(text: &str) -> Result<std::time::Duration, String> {
+    let seconds = text.parse::<f64>().ok().filter(|s| (0.1..=86_400.0).contains(s));
+    seconds.map(std::time::Duration::from_secs_f64).ok_or_else(|| "seconds, from 0.1 to 86400".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use clap::{CommandFactory, error::ErrorKind};
+
+    fn parse(line: &str) -> Result<Cli, clap::Error> {
+        Cli::try_parse_from(line.split(' '))
+    }
+
+    #[test]
+    fn the_definitions_are_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_has_help_and_examples() {
+        fn walk(command: &clap::Command, path: &str) {
+            let path = format!("{path} {}", command.get_name());
+            let about = command.get_about().unwrap_or_else(|| panic!("{path}: no about")).to_string();
+            assert!(about.len() < 80 && !about.contains('\n') && !about.ends_with('.'), "{path}: {about}");
+            let group = command.has_subcommands();
+            let examples = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();
+            assert!(examples.contains("EXAMPLES:"), "{path}: no examples");
+            assert!(group || command.get_long_about().is_some(), "{path}: no longer text");
+            for sub in command.get_subcommands() {
+                walk(sub, &path);
+            }
+        }
+        for command in Cli::command().get_subcommands() {
+            walk(command, "posthouse");
+        }
+    }
+
+    #[test]
+    fn options_that_exclude_each_other_are_refused() {
+        for line in [
+            "posthouse enqueue k {} --delay 1s --run-at tomorrow",
+            "posthouse enqueue k --jsonl f",
+            "posthouse enqueue --dedupe-for 1h k",
+            "posthouse enqueue --skip 3 k",
+            "posthouse work --listen-url postgres://h/d --no-listen",
+            "posthouse dead redrive 1 --all",
+            "posthouse dead redrive 1 --kind k",
+        ] {
+            let kind = parse(line).map(|_| ()).unwrap_err().kind();
+            let expected = [ErrorKind::ArgumentConflict, ErrorKind::MissingRequiredArgument];
+            assert!(expected.contains(&kind), "{line}: {kind:?}");
+        }
+    }
+
+    #[test]
+    fn options_of_all_commands_may_come_last() {
+        let cli = parse("posthouse job list --state failed --json --database-url postgres://h/d").unwrap();
+        assert!(cli.global.json);
+        assert_eq!(cli.global.database_url.as_deref(), Some("postgres://h/d"));
+    }
+
+    #[test]
+    fn durations_say_how_to_write_them() {
+        let error = parse("posthouse enqueue k {} --delay soon").unwrap_err().to_string();
+        assert!(error.contains("--delay") && error.contains("like 30s, 5m"), "{error}");
+        assert_eq!(duration("1m 30s"), Ok(std::time::Duration::from_secs(90)));
+    }
+}

@@ -1,0 +1,203 @@
+//! The arguments of the commands that run something: `work`, `demo`, `dev`, `sim`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::Args;
+use posthouse_llm::sim::{Delay, Step};
+
+/// Run a worker: claim jobs and run them
+///
+/// What it can run: the prompt kinds of posthouse.toml (`summarize` and `llm.chat` come with it), against the providers named
+/// there or the one of --provider-url, and any program with --exec: it gets the payload on standard input, and the last JSON
+/// on its standard output is the result. Only jobs of these kinds are claimed.
+///
+/// SIGTERM or Ctrl-C: it claims nothing more, waits for the grace period, gives unfinished jobs back uncharged, and ends with
+/// exit code 0. The second one ends it at once.
+#[derive(Debug, Args)]
+#[command(after_long_help = "EXAMPLES:
+  posthouse work
+  posthouse work --config posthouse.toml --queue default --queue slow --concurrency 1000
+  posthouse work --provider-url http://127.0.0.1:11434/v1 --model llama3.2
+  posthouse work --exec resize='./resize.sh' --exec report='python3 report.py'
+  posthouse work --until-empty --json")]
+pub(crate) struct Work {
+    /// A queue to serve; may be repeated. Default: default
+    #[arg(long = "queue", value_name = "QUEUE")]
+    pub(crate) queues: Vec<String>,
+
+    /// Jobs at once. Default: 100
+    #[arg(long, value_name = "N")]
+    pub(crate) concurrency: Option<u32>,
+
+    /// Providers, models and prompt kinds. Default: ./posthouse.toml, if there is one
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+
+    /// Run jobs of a kind by a command of the shell; may be repeated
+    #[arg(long = "exec", value_name = "KIND=COMMAND")]
+    pub(crate) execs: Vec<ExecKind>,
+
+    /// An OpenAI-compatible endpoint to use, such as https://api.openai.com/v1
+    #[arg(long, value_name = "URL")]
+    pub(crate) provider_url: Option<String>,
+
+    /// The model to ask for at --provider-url
+    #[arg(long, requires = "provider_url")]
+    pub(crate) model: Option<String>,
+
+    /// How long Postgres waits for a sign of life before it gives this worker's jobs to others, in ms. Default: 30000
+    #[arg(long, value_name = "MS", env = "POSTHOUSE_LEASE_MS")]
+    pub(crate) lease_ms: Option<u64>,
+
+    /// How often to look for work when nothing woke the worker, in ms. Default: 1000
+    #[arg(long, value_name = "MS")]
+    pub(crate) poll_ms: Option<u64>,
+
+    /// How long a shutdown waits for running jobs, in ms. Default: 25000
+    #[arg(long, value_name = "MS")]
+    pub(crate) grace_ms: Option<u64>,
+
+    /// End when nothing is due, later or running any more
+    #[arg(long)]
+    pub(crate) until_empty: bool,
+
+    /// Leave housekeeping (such as taking back the jobs of dead workers) to other workers
+    #[arg(long)]
+    pub(crate) no_sweep: bool,
+
+    /// Where to listen for wake-ups, if a transaction-mode pooler stands before the database
+    #[arg(long, value_name = "URL", env = "POSTHOUSE_LISTEN_URL", hide_env_values = true)]
+    pub(crate) listen_url: Option<String>,
+
+    /// Do not listen for wake-ups, only poll
+    #[arg(long, conflicts_with = "listen_url")]
+    pub(crate) no_listen: bool,
+}
+
+/// `KIND=COMMAND`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ExecKind {
+    pub(crate) kind: String,
+    pub(crate) command: String,
+}
+
+impl FromStr for ExecKind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once('=') {
+            Some((kind, command)) if !kind.trim().is_empty() && !command.trim().is_empty() => {
+                Ok(Self { kind: kind.trim().to_owned(), command: command.to_owned() })
+            }
+            _ => Err("write KIND=COMMAND, as in resize='./resize.sh --small'".to_owned()),
+        }
+    }
+}
+
+/// See everything at work: a Postgres, a provider that misbehaves, workers, real texts
+///
+/// Starts a private Postgres in a temporary folder and a simulated provider with visible trouble (a latency spike, rate limits,
+/// a hang, one job that fails for good), puts in texts to be summarised, and runs several workers, one of which is killed in
+/// the middle. At the end: a table of answers, what went wrong and how it was healed, and the check that every job has exactly
+/// one final record. Everything is gone afterwards. Exit code 0 only if all is as it should be.
+#[derive(Debug, Args)]
+#[command(after_long_help = "EXAMPLES:
+  posthouse demo
+  posthouse demo notes/*.md
+  posthouse demo --provider-url https://api.openai.com/v1 --model gpt-5-mini letter.txt
+  posthouse demo --json | jq .answers")]
+pub(crate) struct Demo {
+    /// Texts to summarise. Default: documents that come with Posthouse
+    #[arg(value_name = "FILE")]
+    pub(crate) files: Vec<PathBuf>,
+
+    /// Use this OpenAI-compatible endpoint instead of the simulated one; its key is read from OPENAI_API_KEY
+    #[arg(long, value_name = "URL", requires = "model")]
+    pub(crate) provider_url: Option<String>,
+
+    /// The model to ask for at --provider-url
+    #[arg(long, requires = "provider_url")]
+    pub(crate) model: Option<String>,
+
+    /// Worker processes
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub(crate) workers: u8,
+
+    /// Show no progress, only the end
+    #[arg(long)]
+    pub(crate) quiet: bool,
+}
+
+/// Start a Postgres and a simulated provider for development, and stay up
+///
+/// Other commands find its database by themselves while it runs, unless DATABASE_URL is set. Ctrl-C ends it.
+#[derive(Debug, Args)]
+#[command(after_long_help = "EXAMPLES:
+  posthouse dev                                     empty, and gone at the end
+  posthouse dev --data-dir ./dev-data               kept for the next time
+  export DATABASE_URL=$(posthouse db url --show-password)")]
+pub(crate) struct Dev {
+    /// The port of the simulated provider. Default: a free one
+    #[arg(long)]
+    pub(crate) port: Option<u16>,
+
+    /// Keep the database in this folder. Default: a temporary one
+    #[arg(long, value_name = "DIR")]
+    pub(crate) data_dir: Option<PathBuf>,
+}
+
+/// Run a simulated provider that behaves as badly as told
+///
+/// A real HTTP server that speaks the OpenAI chat completions API and answers with something derived from the input. A script or
+/// --fault makes it slow, refuse, hang, cut its answers. GET /sim/stats tells what it was asked.
+///
+/// A fault is a name or a status from 400 to 599, with conditions: match=TEXT (in the input), first=N (so many times), from=N and
+/// to=N (numbers of requests), tries=N (of one input), rate=0.1 (by chance); and details: retry_after=1s, latency=2s,
+/// after_tokens=N, text=…
+#[derive(Debug, Args)]
+#[command(after_long_help = crate::sim::help())]
+pub(crate) struct Sim {
+    /// Where to listen
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0", hide_default_value = true)]
+    #[arg(help = "Where to listen. Default: a free port of 127.0.0.1")]
+    pub(crate) listen: SocketAddr,
+
+    /// A script, TOML or JSON
+    #[arg(long, value_name = "FILE")]
+    pub(crate) script: Option<PathBuf>,
+
+    /// Misbehave: NAME or NAME=VALUE pairs like match=foo,first=2,do=429,retry_after=1s; may be repeated, the first that fits
+    /// decides, before the ones of the script
+    #[arg(long = "fault", value_name = "SPEC", value_parser = crate::sim::fault)]
+    pub(crate) faults: Vec<Step>,
+
+    /// Start of the dice
+    #[arg(long)]
+    pub(crate) seed: Option<u64>,
+
+    /// Time to the headers, such as 200ms or 100ms-2s
+    #[arg(long, value_name = "TIME")]
+    pub(crate) latency: Option<Delay>,
+
+    /// Time from the headers to the first token
+    #[arg(long, value_name = "TIME")]
+    pub(crate) first_token: Option<Delay>,
+
+    /// Speed of the answers. Default: all at once
+    #[arg(long, value_name = "N")]
+    pub(crate) tokens_per_second: Option<f64>,
+
+    /// Refuse with 429 this share of the requests, from 0 to 1
+    #[arg(long, value_name = "SHARE", value_parser = crate::sim::share)]
+    pub(crate) rate_429: Option<f64>,
+
+    /// Fail with 500 this share of the requests, from 0 to 1
+    #[arg(long, value_name = "SHARE", value_parser = crate::sim::share)]
+    pub(crate) rate_500: Option<f64>,
+
+    /// Hang at this share of the requests, from 0 to 1
+    #[arg(long, value_name = "SHARE", value_parser = crate::sim::share)]
+    pub(crate) rate_hang: Option<f64>,
+}

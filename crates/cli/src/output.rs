@@ -1,0 +1,208 @@
+//! What commands print: text for people on stdout, with colours and tables that fit where it is a terminal; or JSON. What
+//! comes out of the database is somebody else's text and is never sent to a terminal as it is.
+
+use std::fmt::Display;
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, SystemTime};
+
+use anstyle::{AnsiColor, Style};
+use comfy_table::{Attribute, Cell, CellAlignment, Color, ContentArrangement, Row, Table};
+use serde::Serialize;
+
+use crate::failure::Result;
+
+pub(crate) const GOOD: Style = AnsiColor::Green.on_default();
+pub(crate) const BAD: Style = AnsiColor::Red.on_default().bold();
+pub(crate) const HINT: Style = AnsiColor::Cyan.on_default();
+pub(crate) const DIM: Style = Style::new().dimmed();
+pub(crate) const BOLD: Style = Style::new().bold();
+
+/// A line on stdout.
+pub(crate) fn line(text: impl Display) -> Result<()> {
+    Ok(writeln!(anstream::stdout().lock(), "{text}")?)
+}
+
+/// A line on stderr, for what is not the answer. Nobody may be listening there.
+pub(crate) fn note(text: impl Display) {
+    let _ = writeln!(anstream::stderr().lock(), "{text}");
+}
+
+/// The answer as JSON: indented for people on a terminal, on one line for programs.
+pub(crate) fn json(value: &impl Serialize) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    if out.is_terminal() {
+        serde_json::to_writer_pretty(&mut out, value)?;
+    } else {
+        serde_json::to_writer(&mut out, value)?;
+    }
+    Ok(out.write_all(b"\n")?)
+}
+
+/// One JSON value on a line of its own, whatever stdout is.
+pub(crate) fn json_line(value: &impl Serialize) -> Result<()> {
+    let mut text = serde_json::to_vec(value)?;
+    text.push(b'\n');
+    Ok(std::io::stdout().lock().write_all(&text)?)
+}
+
+/// Characters that would move the cursor, recolour or turn around what a terminal shows.
+fn is_unsafe(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// Text of somebody else, on one line, safe for a terminal.
+pub(crate) fn clean(text: &str) -> String {
+    clean_with(text, |c| matches!(c, '\n' | '\r' | '\t').then_some(' '))
+}
+
+/// Text of somebody else, its lines kept, safe for a terminal.
+pub(crate) fn clean_lines(text: &str) -> String {
+    clean_with(text, |c| matches!(c, '\n' | '\t').then_some(c))
+}
+
+fn clean_with(text: &str, instead: impl Fn(char) -> Option<char>) -> String {
+    let mut clean = String::with_capacity(text.len());
+    for c in text.chars() {
+        match instead(c) {
+            Some(other) => clean.push(other),
+            None if is_unsafe(c) => clean.extend(c.escape_unicode()),
+            None => clean.push(c),
+        }
+    }
+    clean
+}
+
+/// A duration in its largest unit, rounded down: `350ms`, `42s`, `3m`, `5h`, `12d`.
+pub(crate) fn short(duration: Duration) -> String {
+    match duration.as_secs() {
+        0 => format!("{}ms", duration.as_millis()),
+        s @ 1..60 => format!("{s}s"),
+        s @ 60..3_600 => format!("{}m", s / 60),
+        s @ 3_600..86_400 => format!("{}h", s / 3_600),
+        s => format!("{}d", s / 86_400),
+    }
+}
+
+/// How long ago a time of the database was, by the database's clock `now`; `in 3m` if it is still to come. What cannot be read
+/// is shown as it is.
+pub(crate) fn age(time: &str, now: SystemTime) -> String {
+    let Some(then) = parse_time(time) else { return clean(time) };
+    match now.duration_since(then) {
+        Ok(ago) => short(ago),
+        Err(ahead) => format!("in {}", short(ahead.duration())),
+    }
+}
+
+/// A time as Postgres writes it in JSON: `2026-01-31T08:00:00.123456+01:00`.
+pub(crate) fn parse_time(text: &str) -> Option<SystemTime> {
+    let (local, zone) = text.split_at_checked(text.len().checked_sub(6)?)?;
+    let (sign, zone) = zone.split_at_checked(1)?;
+    let (hours, minutes) = zone.split_once(':')?;
+    let offset = Duration::from_secs(hours.parse::<u64>().ok()? * 3_600 + minutes.parse::<u64>().ok()? * 60);
+    let local = humantime::parse_rfc3339(&format!("{local}Z")).ok()?;
+    match sign {
+        "+" => local.checked_sub(offset),
+        "-" => local.checked_add(offset),
+        _ => None,
+    }
+}
+
+/// A table that fits the terminal; elsewhere every row is one whole line.
+pub(crate) struct Grid {
+    table: Table,
+    terminal: bool,
+}
+
+impl Grid {
+    pub(crate) fn new(header: &[&str]) -> Self {
+        let terminal = std::io::stdout().is_terminal();
+        let mut table = Table::new();
+        table.load_style(comfy_table::presets::NOTHING);
+        let arrangement = if terminal { ContentArrangement::Dynamic } else { ContentArrangement::Disabled };
+        table.set_content_arrangement(arrangement);
+        let header = header.iter().map(|name| Cell::new(name.to_uppercase()).add_attribute(Attribute::Dim));
+        table.set_header(header);
+        Self { table, terminal }
+    }
+
+    /// Numbers look better this way.
+    pub(crate) fn right(mut self, columns: &[usize]) -> Self {
+        for column in columns {
+            if let Some(column) = self.table.column_mut(*column) {
+                column.set_cell_alignment(CellAlignment::Right);
+            }
+        }
+        self
+    }
+
+    pub(crate) fn row(&mut self, cells: Vec<Cell>) {
+        let mut row = Row::from(cells);
+        if self.terminal {
+            row.max_height(1);
+        }
+        self.table.add_row(row);
+    }
+
+    pub(crate) fn print(mut self) -> Result<()> {
+        // No margin at either side: the columns begin where other lines do.
+        let last = self.table.column_count().saturating_sub(1);
+        for (i, column) in self.table.column_iter_mut().enumerate() {
+            column.set_padding((0, if i == last { 0 } else { 2 }));
+        }
+        for text in self.table.lines() {
+            line(text.trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+/// A cell with text of somebody else.
+pub(crate) fn cell(text: impl AsRef<str>) -> Cell {
+    Cell::new(clean(text.as_ref()))
+}
+
+/// A cell with the state of a job, in its colour.
+pub(crate) fn state(state: &str) -> Cell {
+    let cell = cell(state);
+    match state {
+        "done" => cell.fg(Color::Green),
+        "failed" => cell.fg(Color::Red),
+        "running" => cell.fg(Color::Cyan),
+        "cancelled" => cell.fg(Color::Yellow),
+        _ => cell,
+    }
+}
+
+/// A number, dimmed where it is nothing.
+pub(crate) fn count(number: i64) -> Cell {
+    let cell = Cell::new(number);
+    if number == 0 { cell.add_attribute(Attribute::Dim) } else { cell }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn times_of_any_zone_become_ages() {
+        let now = humantime::parse_rfc3339("2026-01-31T08:00:00Z").unwrap();
+        for (time, expected) in [
+            ("2026-01-31T08:00:00+00:00", "0ms"),
+            ("2026-01-31T08:56:30.5+01:00", "3m"),
+            ("2026-01-31T01:00:00-05:00", "2h"),
+            ("2026-01-31T13:30:42+05:30", "in 42s"),
+            ("2025-12-31T08:00:00+00:00", "31d"),
+            ("infinity", "infinity"),
+            ("", ""),
+        ] {
+            assert_eq!(age(time, now), expected, "{time}");
+        }
+    }
+
+    #[test]
+    fn nothing_stored_can_steer_a_terminal() {
+        assert_eq!(clean("a\u{1b}[31mb\nc\u{9b}2J\u{202e}d"), "a\\u{1b}[31mb c\\u{9b}2J\\u{202e}d");
+        assert_eq!(clean_lines("é\n\tx\r"), "é\n\tx\\u{d}");
+    }
+}
