@@ -2,7 +2,8 @@
 # Every check and every test, on a machine where nothing has been prepared but Rust: `./test.sh`.
 #
 # Needs no running service: the tests start a Postgres of their own. A major version that this machine lacks comes as
-# a package by `pip` or `npm`. Needs python3 for the Python example. `./test.sh lint` and `./test.sh tests` do one half.
+# a package by `pip` or `npm`. Needs python3 for the Python example, and PgBouncer,
+# which root on Debian gets installed. `./test.sh lint` and `./test.sh tests` do one half.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -10,7 +11,7 @@ cd "$(dirname "$0")"
 main_major=15
 other_majors="14 18"
 # Modules of tests/it that hold the statements and core tests.
-core_modules="statements core_ test_cluster"
+core_modules="core:: test_cluster"
 
 half=${1:-all}
 case $half in all | lint | tests) ;; *)
@@ -58,6 +59,21 @@ python_for_examples() {
     export POSTHOUSE_TEST_PYTHON=$python
 }
 
+# A pooler to test against: PgBouncer, from the distribution.
+pooler() {
+    if [ -x /usr/sbin/pgbouncer ] || command -v pgbouncer >/dev/null; then return; fi
+    step "installing pgbouncer"
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        apt-get update -qq
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends pgbouncer >/dev/null
+        # The tests start one of their own.
+        service pgbouncer stop >/dev/null 2>&1 || true
+    else
+        echo "pgbouncer is not installed; the test of poolers needs it (apt, dnf or brew install pgbouncer)" >&2
+        exit 1
+    fi
+}
+
 # Runs the tests whose names hold one of the given words; all without words.
 run_tests() {
     if cargo nextest --version >/dev/null 2>&1; then
@@ -72,6 +88,7 @@ run_tests() {
 tests() {
     step "Python for the examples"
     python_for_examples
+    pooler
     step "build"
     cargo build --quiet --workspace --bins --examples --all-features
     step "tests in the documentation"
