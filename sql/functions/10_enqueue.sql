@@ -54,7 +54,7 @@ end $$;
 
 -- Raise PH001 for what cannot be enqueued; the answer is nothing.
 create or replace function posthouse.check_job(kind text, payload jsonb, queue text, tenant text, priority int,
-  delay interval, run_at timestamptz, max_attempts int, timeout interval, dedupe_key text, dedupe_for interval)
+  delay interval, run_at timestamptz, max_attempts int, timeout interval, dedupe_key text, dedupe_for interval, trace jsonb)
 returns void
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
@@ -78,6 +78,7 @@ begin
     when dedupe_for is not null and dedupe_key is null then 'dedupe_for: needs a dedupe_key'
     when dedupe_for <= interval '0' then 'dedupe_for: must be more than zero; leave it out to hold the key until the job is final'
     when dedupe_for > interval '10 years' then 'dedupe_for: more than 10 years'
+    when pg_column_size(trace) > 16384 then 'trace: larger than 16 KiB; it is meant for a W3C trace context'
   end;
   if complaint is not null then
     raise exception using errcode = 'PH001', message = complaint;
@@ -113,10 +114,11 @@ declare
   new_id bigint;
   holder bigint;
   lane_id bigint;
-  due timestamptz := coalesce(enqueue.run_at, clock_timestamp() + enqueue.delay, '-infinity');
+  due timestamptz;
 begin
   perform posthouse.check_job(enqueue.kind, enqueue.payload, enqueue.queue, enqueue.tenant, enqueue.priority, enqueue.delay,
-    enqueue.run_at, enqueue.max_attempts, enqueue.timeout, enqueue.dedupe_key, enqueue.dedupe_for);
+    enqueue.run_at, enqueue.max_attempts, enqueue.timeout, enqueue.dedupe_key, enqueue.dedupe_for, enqueue.trace);
+  due := coalesce(enqueue.run_at, clock_timestamp() + greatest(enqueue.delay, interval '0'), '-infinity');
   new_id := nextval('posthouse.job_id_seq');
   if not exists (select from posthouse.id_range r where r.upper > new_id and r.lower <= new_id) then
     perform posthouse.make_partitions(new_id);
@@ -213,7 +215,7 @@ set search_path = pg_catalog, pg_temp
 as $$
   select row_number() over ()::int, x.kind, coalesce(x.payload, '{}'), coalesce(x.queue, 'default'),
     coalesce(x.tenant, 'default'), coalesce(x.priority, 0), x.delay_ms * interval '1 millisecond', x.run_at,
-    coalesce(x.run_at, clock_timestamp() + x.delay_ms * interval '1 millisecond', '-infinity'), coalesce(x.max_attempts, 5),
+    coalesce(x.run_at, clock_timestamp() + greatest(x.delay_ms, 0) * interval '1 millisecond', '-infinity'), coalesce(x.max_attempts, 5),
     x.timeout_ms * interval '1 millisecond', x.dedupe_key, x.dedupe_for_ms * interval '1 millisecond', x.trace
   from jsonb_to_recordset(jobs) x(kind text, payload jsonb, queue text, tenant text, priority int, delay_ms float8,
     run_at timestamptz, max_attempts int, timeout_ms float8, dedupe_key text, dedupe_for_ms float8, trace jsonb)
@@ -228,10 +230,11 @@ declare
   at int := 0;
   job jsonb;
   field text;
+  value jsonb;
 begin
   -- The usual case: everything is fine, found out in one pass.
   perform posthouse.check_job(p.kind, p.payload, p.queue, p.tenant, p.priority, p.delay, p.run_at, p.max_attempts, p.timeout,
-    p.dedupe_key, p.dedupe_for) from posthouse.parse_jobs(jobs) p;
+    p.dedupe_key, p.dedupe_for, p.trace) from posthouse.parse_jobs(jobs) p;
   select k into field from jsonb_array_elements(jobs) j cross join lateral jsonb_object_keys(j) k
   where k not in ('kind', 'payload', 'queue', 'tenant', 'priority', 'delay_ms', 'run_at', 'max_attempts', 'timeout_ms',
     'dedupe_key', 'dedupe_for_ms', 'trace') limit 1;
@@ -245,12 +248,20 @@ exception when others then
       if jsonb_typeof(job) <> 'object' then
         raise exception using errcode = 'PH001', message = 'must be an object';
       end if;
+      -- Each field alone, since the error of a value of the wrong type does not say whose it is.
+      for field, value in select f.key, f.value from jsonb_each(job) f loop
+        begin
+          perform p.kind from posthouse.parse_jobs(jsonb_build_array(jsonb_build_object(field, value))) p;
+        exception when others then
+          raise exception using errcode = 'PH001', message = format('%s: %s', field, sqlerrm);
+        end;
+      end loop;
       perform posthouse.check_job(p.kind, p.payload, p.queue, p.tenant, p.priority, p.delay, p.run_at, p.max_attempts,
-        p.timeout, p.dedupe_key, p.dedupe_for) from posthouse.parse_jobs(jsonb_build_array(job)) p;
+        p.timeout, p.dedupe_key, p.dedupe_for, p.trace) from posthouse.parse_jobs(jsonb_build_array(job)) p;
       select k into field from jsonb_object_keys(job) k
       where k not in ('kind', 'payload', 'queue', 'tenant', 'priority', 'delay_ms', 'run_at', 'max_attempts', 'timeout_ms',
         'dedupe_key', 'dedupe_for_ms', 'trace') limit 1;
-      if field is not null then
+      if found then
         raise exception using errcode = 'PH001', message = format('unknown field %s', quote_ident(field)),
           hint = 'Durations are in milliseconds: delay_ms, timeout_ms, dedupe_for_ms.';
       end if;

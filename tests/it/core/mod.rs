@@ -1,0 +1,4 @@
+//! The queue by its SQL functions, as a program in any language sees it: behaviour, races, plans, the schema itself.
+
+mod enqueue;
+mod support;
