@@ -162,9 +162,7 @@ impl Reading<'_> {
         if self.assembly.take(chunk) {
             self.clock.content();
         }
-        if self.assembly.finished() {
-            self.clock.finished();
-        }
+        self.clock.finished(self.assembly.finished());
         if self.assembly.bytes > ANSWER_BYTES_MAX {
             return Err(too_large(ANSWER_BYTES_MAX));
         }

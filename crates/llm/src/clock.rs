@@ -44,9 +44,9 @@ impl Clock {
         self.last_piece = Some(Instant::now());
     }
 
-    /// All choices have said why they stopped.
-    pub(crate) fn finished(&mut self) {
-        self.finished.get_or_insert_with(Instant::now);
+    /// Whether all choices so far have said why they stopped. Another one may still begin.
+    pub(crate) fn finished(&mut self, finished: bool) {
+        self.finished = finished.then(|| self.finished.unwrap_or_else(Instant::now));
     }
 
     pub(crate) fn elapsed(&self) -> Duration {

@@ -1,8 +1,11 @@
 //! What stands on the wire, seen by a bare socket: headers, address, one request on one connection after the other.
 
 use crate::{KEY, within};
-use posthouse_llm::{Attempt, Config, Engine};
+use posthouse_llm::{Attempt, CallError, Config, Engine, ErrorClass};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use std::path::Path;
+use std::sync::Arc;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -97,4 +100,118 @@ async fn a_server_that_does_not_speak_tls() {
     let error = within(engine.run("summarize", r#"{"text":"x"}"#, Attempt::default())).await.unwrap_err();
     assert_eq!(error.code, "connection_failed", "{error:?}");
     server.await.unwrap();
+}
+
+async fn fails(provider: &str) -> Box<CallError> {
+    let text = format!("[providers.p]\n{provider}\n[models.m]\nprovider = \"p\"");
+    let engine = Engine::from_config(&Config::parse(&text, Path::new("")).unwrap()).unwrap();
+    within(engine.run("summarize", r#"{"text":"x"}"#, Attempt::default())).await.unwrap_err()
+}
+
+#[tokio::test]
+async fn a_certificate_of_nobody_is_not_asked_again() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    // Signed by itself, for this test only; the key opens nothing.
+    let certificate = CertificateDer::from_pem_slice(include_bytes!("certificate.pem")).unwrap();
+    let key = PrivateKeyDer::from_pem_slice(include_bytes!("key.pem")).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let versions = rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    let tls = versions.with_no_client_auth().with_single_cert(vec![certificate], key).unwrap();
+    let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(tls));
+    let server = tokio::spawn(async move {
+        let (stream, _) = listener.accept().await.unwrap();
+        acceptor.accept(stream).await.map(|_| ())
+    });
+    let error = fails(&format!("base_url = \"https://{address}/v1\"")).await;
+    assert_eq!((error.class, error.code.as_str()), (ErrorClass::Terminal, "tls_certificate"), "{error:?}");
+    assert!(error.message.starts_with(&format!("the certificate of {address} is not to be trusted")), "{error}");
+    within(server).await.unwrap().unwrap_err();
+}
+
+#[tokio::test]
+async fn a_proxy_that_wants_a_password() {
+    for (scheme, code) in [("https", "proxy_authentication"), ("http", "http_407")] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let proxy = listener.local_addr().unwrap();
+        let server = tokio::spawn(async move {
+            let (stream, _) = listener.accept().await.unwrap();
+            let mut stream = BufReader::new(stream);
+            let mut head = String::new();
+            while !head.ends_with("\r\n\r\n") {
+                stream.read_line(&mut head).await.unwrap();
+            }
+            stream.write_all(b"HTTP/1.1 407 Proxy Authentication Required\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+            head
+        });
+        let error = fails(&format!("base_url = \"{scheme}://example.invalid/v1\"\nproxy = \"http://{proxy}\"")).await;
+        assert_eq!((error.class, error.code.as_str()), (ErrorClass::Terminal, code), "{error:?}");
+        assert!(within(server).await.unwrap().contains("example.invalid"), "the proxy was asked");
+    }
+}
+
+/// Lets a provider send exactly this, once.
+async fn answer_to(reply: String) -> Result<posthouse_llm::Answer, Box<CallError>> {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let base_url = format!("http://{}/v1", listener.local_addr().unwrap());
+    let server = tokio::spawn(async move {
+        let (stream, _) = listener.accept().await.unwrap();
+        serve_one(&mut BufReader::new(stream), &reply).await;
+    });
+    let engine = Engine::from_config(&Config::single(&base_url, "m", None).unwrap()).unwrap();
+    let outcome = within(engine.run("summarize", r#"{"text":"x"}"#, Attempt::default())).await;
+    within(server).await.unwrap();
+    outcome
+}
+
+fn choice(delta: &str, finish_reason: &str) -> String {
+    format!("data: {{\"choices\":[{{\"index\":0,\"delta\":{delta},\"finish_reason\":{finish_reason}}}]}}\n\n")
+}
+
+#[tokio::test]
+async fn odd_streams_that_are_no_answer() {
+    let hi = choice(r#"{"content":"hi"}"#, "null");
+    let done = "data: [DONE]\n\n";
+    for (body, class, code) in [
+        (choice(r#"{"refusal":"I cannot."}"#, "\"stop\"") + done, ErrorClass::Terminal, "refusal"),
+        (choice(r#"{"content":"hi"}"#, "\"error\"") + done, ErrorClass::Incomplete, "finish_error"),
+        (choice("{}", "\"stop\"") + done, ErrorClass::Incomplete, "empty_answer"),
+        (done.to_owned(), ErrorClass::Incomplete, "no_choices"),
+        (hi.clone() + "data: {\"error\":\"boom\"}\n\n", ErrorClass::Incomplete, "error_in_answer"),
+        (hi.clone() + "event: error\ndata: {}\n\n", ErrorClass::Incomplete, "error_in_answer"),
+        (hi + "data: {\"error\":{\"code\":429,\"message\":\"slow\"}}\n\n", ErrorClass::NotNow, "rate_limited"),
+    ] {
+        let error = answer_to(chunked(&body)).await.unwrap_err();
+        assert_eq!((error.class, error.code.as_str()), (class, code), "{body}: {error:?}");
+    }
+}
+
+#[tokio::test]
+async fn odd_streams_that_are_answers() {
+    let hi = choice(r#"{"content":"hi"}"#, "null");
+    let stop = choice("{}", "\"stop\"");
+    let usage = "data: {\"choices\":[{\"index\":0,\"delta\":{}}],\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":2,\"cost\":0.25}}\n\n";
+    let plain = |body: &str| chunked(body).replace("text/event-stream", "text/plain");
+    let costly =
+        chunked(&format!("{hi}{stop}")).replace("content-type", "x-litellm-response-cost: 0.5\r\ncontent-type");
+    for (reply, reason, cost) in [
+        (chunked(&format!("{hi}{stop}")), Some("stop"), None),
+        (chunked(&format!("{hi}data: [DONE]")), None, None),
+        (chunked(&format!(": hello\r\n\r\n{hi}{stop}{usage}data: [DONE]\n\n")), Some("stop"), Some("0.25")),
+        (plain(&format!("{hi}{stop}data: [DONE]\n\n")), Some("stop"), None),
+        (costly, Some("stop"), Some("0.5")),
+    ] {
+        let answer = answer_to(reply.clone()).await.unwrap();
+        assert_eq!((answer.text.as_str(), answer.finish_reason.as_deref()), ("hi", reason), "{reply}");
+        assert_eq!(answer.usage.cost_usd.as_deref(), cost, "{reply}");
+    }
+}
+
+#[tokio::test]
+async fn several_choices_are_all_kept() {
+    let body = "data: {\"choices\":[{\"index\":1,\"delta\":{\"content\":\"b\"},\"finish_reason\":\"stop\"}]}\n\n\
+                data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"a\"},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n";
+    let answer = answer_to(chunked(body)).await.unwrap();
+    assert_eq!((answer.text.as_str(), answer.choices.len()), ("a", 2));
+    assert_eq!(answer.choices[1]["message"]["content"], "b");
 }
