@@ -15,7 +15,7 @@ use crate::worker::pause::jitter;
 use rescue::Rescue;
 
 /// Between two tidyings, before jitter.
-const TIDY_EVERY: Duration = Duration::from_secs(5);
+const TIDY_EVERY: Duration = Duration::from_secs(1);
 
 /// What is swept.
 enum Sweep {
