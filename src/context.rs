@@ -142,10 +142,7 @@ impl Context {
     /// Stores how far the attempt is, for people and programs that look at the job; replaces what was stored before. One
     /// statement each time, so call it every second rather than for every token. An error means that it was not stored
     /// and nothing else; if the job turns out to be lost, the handler is stopped.
-    pub fn progress<'a, T: Serialize>(
-        &'a self,
-        progress: &T,
-    ) -> impl Future<Output = Result<()>> + Send + use<'a, T> {
+    pub fn progress<'a, T: Serialize>(&'a self, progress: &T) -> impl Future<Output = Result<()>> + Send + use<'a, T> {
         // Serialized here, not in the future: the value need not be shareable between threads.
         let json = to_raw_value(progress);
         async move {

@@ -109,7 +109,9 @@ impl Settings {
 
 fn check_name(field: &str, name: &str) -> Result<()> {
     if name.is_empty() || name.len() > MAX_NAME || name.chars().any(char::is_control) {
-        return Err(Error::config(format!("{field}: {name:?} is no name; use 1 to {MAX_NAME} bytes, no control characters")));
+        return Err(Error::config(format!(
+            "{field}: {name:?} is no name; use 1 to {MAX_NAME} bytes, no control characters"
+        )));
     }
     Ok(())
 }

@@ -125,7 +125,13 @@ impl Claimer {
     }
 
     /// Starts the jobs of an answer, unless it came too late for that.
-    fn start(&mut self, incarnation: &Arc<Incarnation>, seq: i64, jobs: Vec<ClaimedJob>, mut permits: Permits) -> Catch {
+    fn start(
+        &mut self,
+        incarnation: &Arc<Incarnation>,
+        seq: i64,
+        jobs: Vec<ClaimedJob>,
+        mut permits: Permits,
+    ) -> Catch {
         self.after_lane = jobs.last().map_or(0, |job| job.lane);
         let found = !jobs.is_empty();
         let mut held = Vec::with_capacity(jobs.len());

@@ -134,14 +134,9 @@ mod tests {
     }
 
     fn attempts() -> impl Strategy<Value = Vec<Attempt>> {
-        let one = (1..700u64, 0..600u64, 0..600u64, prop::bool::weighted(0.15), prop::bool::weighted(0.15))
-            .prop_map(|(gap, there, back, answer_lost, request_lost)| Attempt {
-                gap,
-                there,
-                back,
-                answer_lost,
-                request_lost,
-            });
+        let one = (1..700u64, 0..600u64, 0..600u64, prop::bool::weighted(0.15), prop::bool::weighted(0.15)).prop_map(
+            |(gap, there, back, answer_lost, request_lost)| Attempt { gap, there, back, answer_lost, request_lost },
+        );
         prop::collection::vec(one, 1..40)
     }
 

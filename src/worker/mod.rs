@@ -78,15 +78,18 @@ impl Builder {
         let (shared, inbox) = Shared::new(settings, handlers, database, on_event);
         let shared = Arc::new(shared);
         let mut crew = Crew {
-            heartbeat: heartbeat::start(shared.clone())?,
+            heartbeat: Some(heartbeat::start(shared.clone())?),
             claimer: tokio::spawn(claim::claim(shared.clone())),
             settler: tokio::spawn(settle::settle(shared.clone(), inbox)),
-            sweeper: shared.settings.sweep.then(|| tokio::spawn(sweep::sweep(shared.database.clone(), shared.stop.clone()))),
+            sweeper: shared
+                .settings
+                .sweep
+                .then(|| tokio::spawn(sweep::sweep(shared.database.clone(), shared.stop.clone()))),
             shared,
         };
         let ended = tokio::select! {
             biased;
-            ended = &mut crew.heartbeat => thread_ended(ended),
+            ended = thread_ended(&mut crew.heartbeat) => ended,
             claimed = &mut crew.claimer => sound(claimed),
             settled = &mut crew.settler => sound(settled.map(|_| ())),
             () = shutdown => Ok(()),
@@ -99,7 +102,8 @@ impl Builder {
 /// The running parts. Dropped: everything stops.
 struct Crew {
     shared: Arc<Shared>,
-    heartbeat: oneshot::Receiver<std::thread::Result<Result<()>>>,
+    /// `None` once it has ended.
+    heartbeat: Option<oneshot::Receiver<std::thread::Result<Result<()>>>>,
     claimer: JoinHandle<()>,
     settler: JoinHandle<usize>,
     sweeper: Option<JoinHandle<()>>,
@@ -136,8 +140,9 @@ impl Crew {
             tracing::error!(outcomes = unwritten, "outcomes not written, Postgres being away; their jobs run again");
         }
         shared.halt.cancel();
-        // Already taken if it was what ended the worker.
-        let _ = (&mut self.heartbeat).await;
+        if let Err(error) = thread_ended(&mut self.heartbeat).await {
+            tracing::warn!(%error, "the heartbeat did not end well");
+        }
         if let Some(sweeper) = self.sweeper.take() {
             sweeper.abort();
         }
@@ -172,7 +177,11 @@ fn sound(ended: Result<(), JoinError>) -> Result<()> {
     }
 }
 
-fn thread_ended(ended: Result<std::thread::Result<Result<()>>, oneshot::error::RecvError>) -> Result<()> {
+/// Waits for the end of the heartbeat's thread, if it has not ended.
+async fn thread_ended(heartbeat: &mut Option<oneshot::Receiver<std::thread::Result<Result<()>>>>) -> Result<()> {
+    let Some(thread) = heartbeat else { return Ok(()) };
+    let ended = thread.await;
+    *heartbeat = None;
     match ended {
         Ok(Ok(result)) => result,
         Ok(Err(panic)) => std::panic::resume_unwind(panic),

@@ -54,10 +54,10 @@ pub(crate) async fn settle(shared: Arc<Shared>, inbox: mpsc::UnboundedReceiver<F
         let Some(first) = slips.first() else { continue };
         match settler.offer(first.incarnation.worker, &settlements).await {
             Some(answer) => settler.take(answer, slips, settlements).await,
-            None => return settler.pending.len() + slips.len(),
+            None => return settler.unwritten() + slips.len(),
         }
     }
-    settler.pending.len()
+    settler.unwritten()
 }
 
 struct Settler {
@@ -70,6 +70,10 @@ struct Settler {
 }
 
 impl Settler {
+    fn unwritten(&self) -> usize {
+        self.pending.len() + self.inbox.len()
+    }
+
     /// Waits for outcomes. False: the end.
     async fn gather(&mut self) -> bool {
         while self.pending.is_empty() {
