@@ -3,11 +3,14 @@
 #![allow(clippy::unwrap_used)]
 
 mod client;
+mod core;
 mod fault_proxy;
 mod harness;
+mod other_drivers;
 mod pooler;
 mod private_postgres;
 mod program;
+mod structure;
 mod test_cluster;
 mod worker_lease;
 mod worker_reconcile;
