@@ -148,6 +148,18 @@ impl Posthouse {
     }
 }
 
+impl From<&Posthouse> for Database {
+    fn from(queue: &Posthouse) -> Self {
+        queue.database.clone()
+    }
+}
+
+impl From<Posthouse> for Database {
+    fn from(queue: Posthouse) -> Self {
+        queue.database
+    }
+}
+
 /// A job on its way into the queue: `.await` it, or call [`in_transaction`](Self::in_transaction).
 #[must_use = "nothing is enqueued until this is awaited"]
 pub struct Enqueue<'a> {

@@ -4,6 +4,7 @@
 
 mod client;
 mod core;
+mod examples;
 mod fault_proxy;
 mod harness;
 mod other_drivers;
