@@ -54,6 +54,16 @@ impl Store {
         Ok(self.call_one("select posthouse.retry($1)", vec![p(id, Type::INT8)]).await?.try_get(0)?)
     }
 
+    /// How many dead letters there are.
+    pub async fn count_dead(&self, filter: &DeadFilter) -> Result<i64> {
+        let mut parameters = filter.parameters(0);
+        parameters.truncate(4);
+        let sql = "select count(*) from posthouse.dead_letter d join posthouse.lane l on l.id = d.lane_id \
+            where ($1::bigint[] is null or d.id = any($1)) and ($2::text is null or l.queue = $2) \
+            and ($3::text is null or l.kind = $3) and ($4::text is null or l.tenant = $4)";
+        Ok(self.call_one(sql, parameters).await?.try_get(0)?)
+    }
+
     /// Put up to `max_jobs` dead letters back into line, oldest first. Answers how many.
     pub async fn redrive(&self, filter: &DeadFilter, max_jobs: u32) -> Result<i64> {
         let row =
