@@ -1,10 +1,120 @@
-//! `posthouse db`.
+//! `posthouse db`: make, check and find the schema.
 
 use std::process::ExitCode;
 
-use crate::args::{Global, Db};
-use crate::failure::{Failure, Result};
+use posthouse::store::{migrate, schema_status};
+use serde_json::json;
 
+use crate::args::{Db, Global};
+use crate::failure::Result;
+use crate::output::{self, BAD, GOOD};
+use crate::{connect, dev_record};
+
+/// Runs the subcommand.
 pub(crate) async fn run(command: Db, global: &Global) -> Result<ExitCode> {
-    Err(Failure::new(format!("{command:?} {global:?}")))
+    match command {
+        Db::Migrate => apply(global).await,
+        Db::Status => status(global).await,
+        Db::Url { show_password } => url(show_password, global),
+    }
+}
+
+async fn apply(global: &Global) -> Result<ExitCode> {
+    let database = connect::database(global)?;
+    let applied = migrate(&database).await?;
+    let version = schema_status(&database).await?.version;
+    if global.json {
+        let applied: Vec<_> = applied.iter().map(|m| json!({ "version": m.version, "name": m.name })).collect();
+        output::json(&json!({ "applied": applied, "version": version }))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    for migration in &applied {
+        output::line(format_args!("migration {} {} {GOOD}applied{GOOD:#}", migration.version, migration.name))?;
+    }
+    output::line(format_args!("the schema is up to date (version {version})"))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn status(global: &Global) -> Result<ExitCode> {
+    let status = schema_status(&connect::database(global)?).await?;
+    if global.json {
+        output::json(&status)?;
+    } else {
+        let (major, minor) = (status.server_version / 10_000, status.server_version % 10_000);
+        let functions = if status.functions_current {
+            format!("{GOOD}those of this binary{GOOD:#}")
+        } else {
+            format!("{BAD}not those of this binary{BAD:#}")
+        };
+        output::line(format_args!("schema     version {} (this binary knows {})", status.version, status.known))?;
+        output::line(format_args!("functions  {functions}"))?;
+        output::line(format_args!("Postgres   {major}.{minor}"))?;
+    }
+    status.check()?;
+    if !status.functions_current {
+        output::note("functions and views are of another posthouse; `posthouse db migrate` renews them");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The URL of a running `dev` comes first: that is what one asks for while it runs.
+fn url(show_password: bool, global: &Global) -> Result<ExitCode> {
+    let (url, from) = match dev_record::running() {
+        Some(url) => (url, "dev"),
+        None => (connect::url(global)?, "given"),
+    };
+    let url = if show_password { url } else { hide_password(&url) };
+    if global.json {
+        output::json(&json!({ "url": url, "from": from }))?;
+    } else {
+        output::line(output::clean(&url))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The URL or key-value string with stars for each password in it.
+fn hide_password(url: &str) -> String {
+    let mut hidden = url.to_owned();
+    if let Some(start) = url.find("://").map(|at| at + 3) {
+        // As the driver reads it: name and password end at the first @, whatever is before it.
+        let end = url[start..].find('?').map_or(url.len(), |at| start + at);
+        if let Some((user, _)) = url[start..end].split_once('@')
+            && let Some((name, _)) = user.split_once(':')
+        {
+            hidden = format!("{}{name}:***{}", &url[..start], &url[start + user.len()..]);
+        }
+    }
+    // As a parameter: `?password=…`, `password=…`, also `sslpassword=…`.
+    let mut from = 0;
+    while let Some(at) = hidden[from..].find("password=").map(|at| from + at + "password=".len()) {
+        let value = &hidden[at..];
+        let length = match value.strip_prefix('\'') {
+            Some(quoted) => quoted.find('\'').map_or(value.len(), |end| end + 2),
+            None => value.find(['&', ' ']).unwrap_or(value.len()),
+        };
+        hidden.replace_range(at..at + length, "***");
+        from = at;
+    }
+    hidden
+}
+
+#[cfg(test)]
+mod tests {
+    use super::hide_password;
+
+    #[test]
+    fn passwords_are_hidden_wherever_they_stand() {
+        for (url, hidden) in [
+            ("postgres://u:p@h:5432/d", "postgres://u:***@h:5432/d"),
+            ("postgres://u:p%40@h/d?sslmode=require", "postgres://u:***@h/d?sslmode=require"),
+            ("postgres://u:p/w:x@h/d?a=b@c", "postgres://u:***@h/d?a=b@c"),
+            ("postgres://u@h/d", "postgres://u@h/d"),
+            ("postgres://h/d?password=p&user=u", "postgres://h/d?password=***&user=u"),
+            ("host=h password=p user=u", "host=h password=*** user=u"),
+            ("host=h password='a b' user=u", "host=h password=*** user=u"),
+            ("postgres:///d", "postgres:///d"),
+        ] {
+            assert_eq!(hide_password(url), hidden);
+        }
+    }
 }

@@ -1,10 +1,62 @@
-//! `posthouse enqueue`.
+//! `posthouse enqueue`: one job from the command line; many from a file are in [`jsonl`](crate::jsonl).
 
 use std::process::ExitCode;
 
-use crate::args::{Global, Enqueue};
-use crate::failure::{Failure, Result};
+use posthouse::NewJob;
+use posthouse::job::DedupeFor;
+use serde_json::json;
 
+use crate::args::{Enqueue, Global};
+use crate::failure::Result;
+use crate::output::{self, DIM, clean};
+use crate::{connect, jsonl, payload};
+
+/// Enqueues, and says which job stands for it.
 pub(crate) async fn run(args: Enqueue, global: &Global) -> Result<ExitCode> {
-    Err(Failure::new(format!("{args:?} {global:?}")))
+    if let Some(file) = &args.jsonl {
+        return jsonl::run(file, &args, global).await;
+    }
+    let job = job(&args)?;
+    let answer = connect::store(global).await?.enqueue(&job).await?;
+    if global.json {
+        output::json(&json!({ "id": answer.id, "state": answer.state, "duplicate": answer.duplicate }))?;
+    } else if answer.duplicate {
+        output::line(format_args!("job {} duplicate {DIM}({}){DIM:#}", answer.id, clean(&answer.state)))?;
+    } else {
+        output::line(format_args!("job {} {}", answer.id, clean(&answer.state)))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn job(args: &Enqueue) -> Result<NewJob> {
+    let kind = args.kind.as_deref().unwrap_or_default();
+    let mut job = payload::job(kind, args.payload.as_deref())?;
+    if let Some(queue) = &args.queue {
+        job = job.queue(queue);
+    }
+    if let Some(tenant) = &args.tenant {
+        job = job.tenant(tenant);
+    }
+    if let Some(priority) = args.priority {
+        job = job.priority(priority);
+    }
+    if let Some(delay) = args.delay {
+        job = job.delay(delay);
+    }
+    if let Some(run_at) = &args.run_at {
+        job = job.run_at_text(run_at);
+    }
+    if let Some(max_attempts) = args.max_attempts {
+        job = job.max_attempts(max_attempts);
+    }
+    if let Some(timeout) = args.timeout {
+        job = job.timeout(timeout);
+    }
+    if let Some(key) = &args.dedupe_key {
+        job = job.dedupe_key(key);
+    }
+    if let Some(window) = args.dedupe_for {
+        job = job.dedupe_for(DedupeFor::Window(window));
+    }
+    Ok(job)
 }

@@ -62,7 +62,9 @@ impl From<posthouse::Error> for Failure {
     fn from(error: posthouse::Error) -> Self {
         let hint = match error.sqlstate() {
             Some("28P01" | "28000") => Some("check user and password in DATABASE_URL or --database-url"),
-            Some("3D000") => Some("create the database first, as with `createdb NAME`, or correct the name in DATABASE_URL"),
+            Some("3D000") => {
+                Some("create the database first, as with `createdb NAME`, or correct the name in DATABASE_URL")
+            }
             Some("42501") => Some("the database user lacks rights on the schema posthouse; use the user that owns it"),
             _ if error.is_disconnected() => Some(
                 "is Postgres running at the address in DATABASE_URL? `posthouse dev` starts one of its own for development",

@@ -1,10 +1,156 @@
-//! `posthouse job`.
+//! `posthouse job`: look at jobs and manage them.
+
+mod show;
+mod wait;
 
 use std::process::ExitCode;
 
-use crate::args::{Global, Job};
-use crate::failure::{Failure, Result};
+use posthouse::store::{JobFilter, JobRecord, Reason, Store};
+use serde_json::json;
 
+use crate::args::{Global, Job, JobList};
+use crate::connect;
+use crate::failure::{Failure, Result};
+use crate::output::{self, Grid, age, cell, clean};
+pub(crate) use show::show;
+
+/// Runs the subcommand.
 pub(crate) async fn run(command: Job, global: &Global) -> Result<ExitCode> {
-    Err(Failure::new(format!("{command:?} {global:?}")))
+    let store = connect::store(global).await?;
+    match command {
+        Job::List(args) => list(&store, args, global).await,
+        Job::Show(args) => show(&store, args.id, args.full, global).await,
+        Job::Wait(args) => wait::wait(&store, &args, global).await,
+        Job::Cancel { ids } => each(&store, &ids, Verb::Cancel, global).await,
+        Job::Retry { ids } => each(&store, &ids, Verb::Retry, global).await,
+        Job::Explain { id } => explain(&store, id, global).await,
+    }
+}
+
+/// A job that was asked for by its id.
+pub(crate) async fn find(store: &Store, id: i64) -> Result<JobRecord> {
+    let gone =
+        || Failure::new(format!("job {id}: there is no such job")).hint("`posthouse job list` shows the newest ones");
+    store.job(id).await?.ok_or_else(gone)
+}
+
+async fn list(store: &Store, args: JobList, global: &Global) -> Result<ExitCode> {
+    let JobList { state, queue, kind, tenant, limit, before } = args;
+    let jobs = store.jobs(&JobFilter { state, queue, kind, tenant, before }, limit).await?;
+    if global.json {
+        output::json(&jobs)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if jobs.is_empty() {
+        output::note("no jobs");
+        return Ok(ExitCode::SUCCESS);
+    }
+    let now = store.clock().await?;
+    let mut grid = Grid::new(&["id", "state", "kind", "queue", "tenant", "attempt", "age", "note"]).right(&[0]);
+    for job in &jobs {
+        let note = match (&job.error, &job.reason) {
+            (Some(error), _) => error,
+            (None, Some(reason)) => reason,
+            (None, None) => "",
+        };
+        let due = job.run_at.as_deref().filter(|_| job.state == "queued").map(|at| age(at, now));
+        let due = due.filter(|due| due.starts_with("in ")).map(|due| format!("due {due} ")).unwrap_or_default();
+        grid.row(vec![
+            cell(job.id.to_string()),
+            output::state(&job.state),
+            cell(&job.kind),
+            cell(&job.queue),
+            cell(&job.tenant),
+            cell(format!("{}/{}", job.attempt, job.max_attempts)),
+            cell(age(&job.created_at, now)),
+            cell(format!("{due}{note}")),
+        ]);
+    }
+    grid.print()?;
+    more(&jobs, limit, "job");
+    Ok(ExitCode::SUCCESS)
+}
+
+/// How to see the next page, if this one is full.
+pub(crate) fn more(jobs: &[JobRecord], limit: u32, command: &str) {
+    if let Some(last) = jobs.last().filter(|_| jobs.len() == limit as usize) {
+        output::note(format_args!("older ones: posthouse {command} list … --before {}", last.id));
+    }
+}
+
+/// What is done to each of the ids.
+#[derive(Clone, Copy)]
+enum Verb {
+    Cancel,
+    Retry,
+}
+
+impl Verb {
+    async fn apply(self, store: &Store, id: i64) -> posthouse::Result<String> {
+        match self {
+            Self::Cancel => store.cancel(id).await,
+            Self::Retry => store.retry(id).await,
+        }
+    }
+
+    /// What a state means for somebody who asked for this; `Err` if it is not what was asked for.
+    fn meaning(self, state: &str) -> Result<&'static str, &'static str> {
+        match (self, state) {
+            (Self::Cancel, "running") => Ok(", its worker has been told to stop"),
+            (Self::Cancel, "done" | "failed") => Err(" already, nothing is left to cancel"),
+            _ => Ok(""),
+        }
+    }
+}
+
+/// Does it to each job; one that cannot be done holds up no other.
+async fn each(store: &Store, ids: &[i64], verb: Verb, global: &Global) -> Result<ExitCode> {
+    let mut answers = Vec::new();
+    let mut failed = false;
+    for &id in ids {
+        let state = match verb.apply(store, id).await {
+            Ok(state) => state,
+            Err(error) if matches!(error.sqlstate(), Some("PH003" | "PH004")) => {
+                failed = true;
+                answers.push(json!({ "id": id, "error": error.to_string() }));
+                if !global.json {
+                    Failure::from(error).report();
+                }
+                continue;
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let meaning = verb.meaning(&state);
+        failed |= meaning.is_err();
+        answers.push(json!({ "id": id, "state": state }));
+        if !global.json {
+            output::line(format_args!("job {id} {}{}", clean(&state), meaning.unwrap_or_else(|why| why)))?;
+        }
+    }
+    if global.json {
+        output::json(&answers)?;
+    }
+    Ok(ExitCode::from(u8::from(failed)))
+}
+
+async fn explain(store: &Store, id: i64, global: &Global) -> Result<ExitCode> {
+    let reasons = store.explain(id).await?;
+    if global.json {
+        output::json(&reasons)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let now = store.clock().await?;
+    for Reason { state, reason, until } in &reasons {
+        let until = match until {
+            Some(until) => format!(", until {} ({})", clean(until), when(&age(until, now))),
+            None => String::new(),
+        };
+        output::line(format_args!("job {id} {}: {}{until}", clean(state), clean(reason)))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// An age in a sentence.
+fn when(age: &str) -> String {
+    if age.starts_with("in ") { age.to_owned() } else { format!("{age} ago") }
 }

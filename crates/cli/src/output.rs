@@ -10,6 +10,7 @@ use comfy_table::{Attribute, Cell, CellAlignment, Color, ContentArrangement, Row
 use serde::Serialize;
 
 use crate::failure::Result;
+use crate::pretty;
 
 pub(crate) const GOOD: Style = AnsiColor::Green.on_default();
 pub(crate) const BAD: Style = AnsiColor::Red.on_default().bold();
@@ -29,13 +30,10 @@ pub(crate) fn note(text: impl Display) {
 
 /// The answer as JSON: indented for people on a terminal, on one line for programs.
 pub(crate) fn json(value: &impl Serialize) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    if out.is_terminal() {
-        serde_json::to_writer_pretty(&mut out, value)?;
-    } else {
-        serde_json::to_writer(&mut out, value)?;
+    if std::io::stdout().is_terminal() {
+        return line(clean_lines(&pretty::indent(&serde_json::to_string(value)?)));
     }
-    Ok(out.write_all(b"\n")?)
+    json_line(value)
 }
 
 /// One JSON value on a line of its own, whatever stdout is.
@@ -87,9 +85,11 @@ pub(crate) fn short(duration: Duration) -> String {
 /// is shown as it is.
 pub(crate) fn age(time: &str, now: SystemTime) -> String {
     let Some(then) = parse_time(time) else { return clean(time) };
+    // Parts of a second say nothing about an age.
+    let seconds = |duration: Duration| short(duration.max(Duration::from_secs(1)));
     match now.duration_since(then) {
-        Ok(ago) => short(ago),
-        Err(ahead) => format!("in {}", short(ahead.duration())),
+        Ok(ago) => seconds(ago),
+        Err(ahead) => format!("in {}", seconds(ahead.duration())),
     }
 }
 
@@ -188,7 +188,7 @@ mod tests {
     fn times_of_any_zone_become_ages() {
         let now = humantime::parse_rfc3339("2026-01-31T08:00:00Z").unwrap();
         for (time, expected) in [
-            ("2026-01-31T08:00:00+00:00", "0ms"),
+            ("2026-01-31T08:00:00+00:00", "1s"),
             ("2026-01-31T08:56:30.5+01:00", "3m"),
             ("2026-01-31T01:00:00-05:00", "2h"),
             ("2026-01-31T13:30:42+05:30", "in 42s"),

@@ -48,8 +48,10 @@ fn script(args: &Arguments) -> Result<Script> {
         }
     };
     let scripted = std::mem::take(&mut script.steps);
-    let by_chance = [(args.rate_429, Fault::Status(429)), (args.rate_500, Fault::Status(500)), (args.rate_hang, Fault::Hang)];
-    let by_chance = by_chance.into_iter().filter_map(|(rate, fault)| Some(Step { rate: Some(rate?), ..Step::always(fault) }));
+    let by_chance =
+        [(args.rate_429, Fault::Status(429)), (args.rate_500, Fault::Status(500)), (args.rate_hang, Fault::Hang)];
+    let by_chance =
+        by_chance.into_iter().filter_map(|(rate, fault)| Some(Step { rate: Some(rate?), ..Step::always(fault) }));
     script.steps = args.faults.iter().cloned().chain(scripted).chain(by_chance).collect();
     script.seed = args.seed.unwrap_or(script.seed);
     script.latency = args.latency.unwrap_or(script.latency);

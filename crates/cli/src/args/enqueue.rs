@@ -72,10 +72,17 @@ pub(crate) struct Enqueue {
     pub(crate) jsonl: Option<PathBuf>,
 
     /// Begin after this many lines of the file
-    #[arg(long, value_name = "LINES", requires = "jsonl", default_value_t = 0, hide_default_value = true)]
+    #[arg(
+        long,
+        value_name = "LINES",
+        requires = "jsonl",
+        conflicts_with = "kind",
+        default_value_t = 0,
+        hide_default_value = true
+    )]
     pub(crate) skip: u64,
 
     /// Report every bad line and go on, instead of stopping at the first
-    #[arg(long, requires = "jsonl")]
+    #[arg(long, requires = "jsonl", conflicts_with = "kind")]
     pub(crate) keep_going: bool,
 }

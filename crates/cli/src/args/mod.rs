@@ -11,7 +11,7 @@ use clap::{ArgAction, Args, Parser, Subcommand};
 pub(crate) use db::Db;
 pub(crate) use dead::{Dead, DeadChoice, DeadList, Purge, Redrive};
 pub(crate) use enqueue::Enqueue;
-pub(crate) use job::{Job, JobList, JobShow, JobWait};
+pub(crate) use job::{Job, JobList, JobWait};
 pub(crate) use run::{Demo, Dev, ExecKind, Sim, Work};
 
 /// A Postgres job queue that LLM agents can depend on.
@@ -172,7 +172,7 @@ mod tests {
             "posthouse dead redrive 1 --all",
             "posthouse dead redrive 1 --kind k",
         ] {
-            let kind = parse(line).map(|_| ()).unwrap_err().kind();
+            let kind = parse(line).map(|_| ()).expect_err(line).kind();
             let expected = [ErrorKind::ArgumentConflict, ErrorKind::MissingRequiredArgument];
             assert!(expected.contains(&kind), "{line}: {kind:?}");
         }

@@ -96,7 +96,7 @@ impl FromStr for ExecKind {
     }
 }
 
-/// See everything at work: a Postgres, a provider that misbehaves, workers, real texts
+/// See all of it at work: Postgres, a provider in trouble, workers, real texts
 ///
 /// Starts a private Postgres in a temporary folder and a simulated provider with visible trouble (a latency spike, rate limits,
 /// a hang, one job that fails for good), puts in texts to be summarised, and runs several workers, one of which is killed in

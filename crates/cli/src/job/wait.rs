@@ -1,0 +1,83 @@
+//! `posthouse job wait`: until jobs are final.
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use posthouse::store::{JobRecord, Store};
+use tokio::time::{Instant, sleep, timeout_at};
+
+use crate::args::{Global, JobWait};
+use crate::failure::{Failure, Result};
+use crate::output::{self, clean};
+use crate::pretty;
+
+/// How often it looks: soon after short jobs, seldom while a long one runs.
+const FIRST_LOOK: Duration = Duration::from_millis(50);
+const LATER_LOOKS: Duration = Duration::from_secs(1);
+
+/// Waits, and prints each result as it comes; with --json all of them at the end, in the order of the ids.
+pub(super) async fn wait(store: &Store, args: &JobWait, global: &Global) -> Result<ExitCode> {
+    let mut finals = BTreeMap::new();
+    let waiting = until_final(store, &args.ids, &mut finals, global);
+    let waited = match args.timeout {
+        None => waiting.await,
+        Some(longest) => match Instant::now().checked_add(longest) {
+            None => waiting.await,
+            Some(end) => timeout_at(end, waiting).await.unwrap_or(Ok(())),
+        },
+    };
+    if global.json {
+        let jobs: Vec<_> = args.ids.iter().filter_map(|id| finals.get(id)).collect();
+        output::json(&jobs)?;
+    }
+    waited?;
+    let open: Vec<_> = args.ids.iter().filter(|id| !finals.contains_key(id)).map(ToString::to_string).collect();
+    if !open.is_empty() {
+        let first = &open[0];
+        return Err(Failure::new(format!("the timeout is over and not final yet: job {}", open.join(", job ")))
+            .hint(format!("`posthouse job explain {first}` says what it waits for")));
+    }
+    let all_done = finals.values().all(|job| job.state == "done");
+    Ok(ExitCode::from(u8::from(!all_done)))
+}
+
+async fn until_final(store: &Store, ids: &[i64], finals: &mut BTreeMap<i64, JobRecord>, global: &Global) -> Result<()> {
+    let mut pause = FIRST_LOOK;
+    loop {
+        let mut open = ids.to_vec();
+        open.retain(|id| !finals.contains_key(id));
+        if open.is_empty() {
+            return Ok(());
+        }
+        let states = store.states(&open).await?;
+        for id in open {
+            let Some((_, state)) = states.iter().find(|(found, _)| *found == id) else {
+                return Err(Failure::new(format!("job {id}: there is no such job")));
+            };
+            if !matches!(state.as_str(), "done" | "failed" | "cancelled") {
+                continue;
+            }
+            // Somebody may have retried it just now: then it is waited for again.
+            if let Some(job) = store.job(id).await?.filter(JobRecord::is_final) {
+                if !global.json {
+                    print(&job)?;
+                }
+                finals.insert(id, job);
+            }
+        }
+        if finals.len() < ids.len() {
+            sleep(pause).await;
+            pause = (pause * 2).min(LATER_LOOKS);
+        }
+    }
+}
+
+fn print(job: &JobRecord) -> Result<()> {
+    output::line(format_args!("job {} {}", job.id, clean(&job.state)))?;
+    match (&job.result, &job.error) {
+        (Some(result), _) if job.state == "done" => output::line(output::clean_lines(&pretty::indent(result.get()))),
+        (_, Some(error)) if job.state == "failed" => output::line(output::clean_lines(error)),
+        _ => Ok(()),
+    }
+}
