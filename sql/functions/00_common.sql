@@ -119,6 +119,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
   l posthouse.lane;
+  woken bigint;
 begin
   perform posthouse.hold_lane(lane_id);
   if current_setting('transaction_isolation') = 'read committed' then
@@ -130,15 +131,25 @@ begin
   if l.ready_at <= due then
     return lane_id;
   end if;
+  if l.id is null then
+    select * into l from posthouse.lane where lane.id = lane_id;
+  end if;
+  -- Its twins, made by those who met this before, are as good.
   update posthouse.lane set
-    ready_at = due,
+    ready_at = least(lane.ready_at, due),
     naps = case when lane.awake_until < clock_timestamp() - interval '1 hour' then 0 else least(lane.naps + 1, 6) end,
     awake_until = greatest(clock_timestamp(), due) + interval '10 seconds' * 2 ^ least(lane.naps, 6)
-  where lane.id = (select x.id from posthouse.lane x where x.id = lane_id for no key update skip locked);
+  where lane.id = (
+    select x.id from posthouse.lane x
+    where x.queue = l.queue and x.tenant = l.tenant and x.kind = l.kind and x.priority = l.priority
+    order by x.id <> lane_id, x.id limit 1 for no key update skip locked)
+  returning lane.id into woken;
   if found then
-    return lane_id;
+    if woken <> lane_id then
+      perform posthouse.hold_lane(woken);
+    end if;
+    return woken;
   end if;
-  select * into l from posthouse.lane where lane.id = lane_id;
   insert into posthouse.lane (queue, priority, tenant, kind, ready_at, awake_until)
   values (l.queue, l.priority, l.tenant, l.kind, due, greatest(clock_timestamp(), due) + interval '10 seconds')
   returning lane.id into lane_id;

@@ -146,6 +146,7 @@ create or replace function posthouse.enqueue_many(jobs jsonb)
 returns table (ordinal int, id bigint, state text, duplicate boolean)
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set jit = off
 as $$
 #variable_conflict use_column
 declare

@@ -15,11 +15,18 @@ as $$
 declare
   ends timestamptz;
   name text;
+  complaint text;
 begin
-  if register_worker.lease_ms not between 500 and 3600000 then
-    raise exception using errcode = 'PH001', message = format('lease_ms: %s is not between 500 and 3600000', lease_ms);
-  elsif coalesce(cardinality(register_worker.queues), 0) = 0 then
-    raise exception using errcode = 'PH001', message = 'queues: name at least one';
+  complaint := case
+    when register_worker.worker is null then 'worker: must not be null; make a new random UUID'
+    when (register_worker.lease_ms between 500 and 3600000) is not true then format('lease_ms: %s is not between 500 and 3600000', lease_ms)
+    when coalesce(cardinality(register_worker.queues), 0) = 0 then 'queues: name at least one'
+    when register_worker.kinds is null then 'kinds: must not be null'
+    when register_worker.slots is null then 'slots: must not be null'
+    when coalesce(info ->> 'pid', '0') !~ '^\d{1,9}$' then 'info: pid is not a number'
+  end;
+  if complaint is not null then
+    raise exception using errcode = 'PH001', message = complaint;
   end if;
   foreach name in array register_worker.queues loop
     perform posthouse.check_name('queues', name);
@@ -59,27 +66,37 @@ as $$
   order by l.id limit 256
 $$;
 
--- How many jobs each of these lanes may give when every tenant gets the same share. Within a tenant the oldest due jobs
--- go first, whatever their kinds.
-create or replace function posthouse.lane_quotas(lanes bigint[], tenants text[], share int, due timestamptz)
+-- How many jobs each of these lanes may give when every tenant gets the same share, in visiting order: tenants take turns
+-- whatever the number of their lanes, first the one behind the tenant of the cursor. Within a tenant the oldest due jobs go
+-- first, whatever their kinds.
+create or replace function posthouse.lane_quotas(lanes bigint[], tenants text[], share int, after_lane bigint, due timestamptz)
 returns table (lane_id bigint, quota int)
 language sql stable
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 as $$
+  with v as materialized (
+    select u.lane_id, u.tenant, min(u.lane_id) over (partition by u.tenant) as first_lane
+    from unnest(lanes, tenants) u(lane_id, tenant)
+  ), at as materialized (
+    select coalesce((select v.first_lane from v where v.tenant = (select l.tenant from posthouse.lane l where l.id = after_lane) limit 1),
+                    after_lane) as first_lane
+  )
   select c.lane_id, count(*)::int
   from (
-    select v.lane_id, row_number() over (partition by v.tenant order by j.run_at, j.id) as place
-    from unnest(lanes, tenants) v(lane_id, tenant)
+    select v.lane_id, v.first_lane, row_number() over (partition by v.tenant order by j.run_at, j.id) as place
+    from v
     cross join lateral (
       select j.run_at, j.id from posthouse.job j
       where j.lane_id = v.lane_id and j.state = 'queued' and j.run_at <= due
         and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = v.lane_id
                                   order by f.floor_at desc limit 1), '-infinity')
       order by j.lane_id, j.run_at, j.id limit share) j) c
+  cross join at
   where c.place <= share
-  group by c.lane_id
+  group by c.lane_id, c.first_lane, at.first_lane
+  order by c.first_lane <= at.first_lane, c.first_lane, c.lane_id
 $$;
 
 -- Lock up to `share` due jobs of each lane, `max_jobs` in all, going around those that others hold, and make them running.
@@ -145,6 +162,7 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
+set jit = off                         -- a cost estimate gone wrong must not compile for 200 ms
 as $$
 #variable_conflict use_column
 declare
@@ -158,8 +176,10 @@ declare
   oldest bigint;
 begin
   perform posthouse.check_isolation();
-  if claim.max_jobs not between 1 and 10000 then
+  if (claim.max_jobs between 1 and 10000) is not true then
     raise exception using errcode = 'PH001', message = format('max_jobs: %s is not between 1 and 10000', max_jobs);
+  elsif (claim.seq > 0) is not true then
+    raise exception using errcode = 'PH001', message = format('seq: %s is not a number from 1', seq);
   end if;
   -- A caller who goes to sleep with the jobs locked would hold everybody up.
   perform set_config('idle_in_transaction_session_timeout', '10s', true);
@@ -168,6 +188,10 @@ begin
     raise exception using errcode = 'PH005', message = format('worker %s is over: %s', claim.worker,
       case when w.id is null then 'it was never registered' when w.dead_at is not null then 'it was declared dead' else 'its lease has run out' end),
       hint = 'Abort its handlers and register anew with a new id.';
+  end if;
+  if claim.seq <= w.mark_seq then
+    raise exception using errcode = 'PH001', message = format('seq: a heartbeat said that claim %s was answered or given up', seq),
+      hint = 'Go on with the next number.';
   end if;
   if exists (select from posthouse.claimed c where c.worker = claim.worker and c.seq = claim.seq) then
     return query select j.* from posthouse.claimed c
@@ -192,7 +216,12 @@ begin
     empty := empty || took.empty;
   end loop;
   if cardinality(ids) > 0 then
-    insert into posthouse.claimed (worker, seq, claimed_at, job_ids, fences) values (claim.worker, claim.seq, clock_timestamp(), ids, fences);
+    insert into posthouse.claimed (worker, seq, claimed_at, job_ids, fences)
+    values (claim.worker, claim.seq, clock_timestamp(), ids, fences) on conflict do nothing;
+    if not found then
+      raise exception using errcode = '40001', message = format('seq: claim %s was under way in another session', seq),
+        hint = 'Ask again: the answer is what that session claimed.';
+    end if;
   end if;
   perform posthouse.rest_lane(e.id) from unnest(empty) e(id) limit 64;
   return query select j.* from posthouse.claimed_jobs(claim.worker, ids, fences) j;
@@ -257,23 +286,23 @@ begin
   fences := '{}';
   empty := '{}';
   loop
-    -- A window of lanes behind the cursor; then, once, those from the start up to where we began.
+    -- A window of lanes behind the cursor; once those run out, the lanes from the start up to the cursor belong to it too.
     select array_agg(r.lane_id), array_agg(r.tenant) into lanes, tenants
     from posthouse.ready_lanes(queues, kinds, priority, top, case when wrapped then after_lane else 9223372036854775807 end, due) r;
-    if lanes is null then
-      exit when wrapped;
-      wrapped := true;
-      top := 0;
-      continue;
-    end if;
     top := lanes[cardinality(lanes)];
+    if coalesce(cardinality(lanes), 0) < 256 and not wrapped then
+      wrapped := true;
+      select lanes || array_agg(r.lane_id), tenants || array_agg(r.tenant), coalesce(max(r.lane_id), after_lane) into lanes, tenants, top
+      from posthouse.ready_lanes(queues, kinds, priority, 0, after_lane, due) r;
+    end if;
+    exit when lanes is null;
     visited := lanes;
     loop
       share := ceil((max_jobs - cardinality(ids))::numeric / (select count(distinct t) from unnest(tenants) t));
       if cardinality(lanes) = 1 then
         quotas := array[share];
       elsif cardinality(lanes) > (select count(distinct t) from unnest(tenants) t) then
-        select array_agg(q.lane_id), array_agg(q.quota) into lanes, quotas from posthouse.lane_quotas(lanes, tenants, share, due) q;
+        select array_agg(q.lane_id), array_agg(q.quota) into lanes, quotas from posthouse.lane_quotas(lanes, tenants, share, after_lane, due) q;
       else
         quotas := array_fill(share, array[cardinality(lanes)]);
       end if;
@@ -330,7 +359,9 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 as $$
-  select greatest(0, ceil(extract(epoch from min(greatest(l.ready_at, j.run_at)) - clock_timestamp()) * 1000))::bigint
+  -- Not greatest(): that would make 0 of null.
+  select case when min(greatest(l.ready_at, j.run_at)) <= clock_timestamp() then 0
+    else ceil(extract(epoch from min(greatest(l.ready_at, j.run_at)) - clock_timestamp()) * 1000) end::bigint
   from posthouse.worker w
   cross join lateral unnest(w.queues) q(name)
   cross join lateral (

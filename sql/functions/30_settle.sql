@@ -271,6 +271,7 @@ create or replace function posthouse.settle(worker uuid, outcomes json)
 returns table (id bigint, fence bigint, verdict text, state text)
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set jit = off
 as $$
 #variable_conflict use_column
 declare

@@ -29,35 +29,39 @@ create or replace function posthouse.heartbeat(worker uuid, mark bigint default 
 returns table (expires_in_ms bigint, mismatch boolean, cancel bigint[], lost bigint[], released int)
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set jit = off
 as $$
 #variable_conflict use_column
 declare
   before posthouse.worker;
+  now_at timestamptz;
   jobs bigint;
   id_sum numeric;
   fence_sum numeric;
+  first_seq bigint;                   -- the lowest claim that still has a job in flight
   stray record;
 begin
   perform posthouse.check_isolation();
   select * into before from posthouse.worker w where w.id = heartbeat.worker for no key update;
-  if not found or before.dead_at is not null or posthouse.lease_end(before) <= clock_timestamp() then
+  now_at := clock_timestamp();
+  if not found or before.dead_at is not null or posthouse.lease_end(before) <= now_at then
     return;
   end if;
-  update posthouse.worker w set beat_at = clock_timestamp(), expires_at = clock_timestamp() + make_interval(secs => w.lease_ms / 1000.0),
-    oldest_seq = greatest(w.oldest_seq, heartbeat.oldest)
-  where w.id = heartbeat.worker;
   expires_in_ms := before.lease_ms;
-  mismatch := false;
   released := 0;
-  select count(*) filter (where j.seq <= heartbeat.mark), coalesce(sum(j.id) filter (where j.seq <= heartbeat.mark), 0),
-    coalesce(sum(j.fence) filter (where j.seq <= heartbeat.mark), 0), coalesce(array_agg(j.id) filter (where j.cancel_asked), '{}')
-  into jobs, id_sum, fence_sum, cancel
-  from posthouse.running_jobs(heartbeat.worker, before.oldest_seq) j;
   lost := '{}';
+  select count(*) filter (where j.seq <= heartbeat.mark), coalesce(sum(j.id) filter (where j.seq <= heartbeat.mark), 0),
+    coalesce(sum(j.fence) filter (where j.seq <= heartbeat.mark), 0), coalesce(array_agg(j.id) filter (where j.cancel_asked), '{}'),
+    min(j.seq)
+  into jobs, id_sum, fence_sum, cancel, first_seq
+  from posthouse.running_jobs(heartbeat.worker, before.oldest_seq) j;
+  mismatch := held_ids is null and held_count is not null
+    and (jobs, id_sum, fence_sum) is distinct from (held_count, held_id_sum, held_fence_sum);
   if held_ids is not null then
     lost := array(
       select h.id from unnest(held_ids, held_fences) h(id, fence)
-      except select j.id from posthouse.running_jobs(heartbeat.worker, before.oldest_seq) j);
+      where not exists (
+        select from posthouse.running_jobs(heartbeat.worker, before.oldest_seq) j where j.id = h.id and j.fence = h.fence));
     for stray in
       select j.id, j.fence from posthouse.running_jobs(heartbeat.worker, before.oldest_seq) j
       where j.seq <= heartbeat.mark
@@ -65,11 +69,15 @@ begin
     loop
       released := released + posthouse.take_back(heartbeat.worker, stray.id, stray.fence, true)::int;
     end loop;
-  elsif held_count is not null then
-    mismatch := (jobs, id_sum, fence_sum) is distinct from (held_count, held_id_sum, held_fence_sum);
+    select min(j.seq) into first_seq from posthouse.running_jobs(heartbeat.worker, before.oldest_seq) j;
   end if;
+  -- Claims up to the mark whose jobs are all settled are over: one that comes later than this is refused by its number.
+  first_seq := greatest(before.oldest_seq, least(heartbeat.oldest, heartbeat.mark + 1, first_seq));
   -- Bounded from below, so that it does not walk over what it deleted before.
-  delete from posthouse.claimed c where c.worker = heartbeat.worker and c.seq >= before.oldest_seq and c.seq < heartbeat.oldest;
+  delete from posthouse.claimed c where c.worker = heartbeat.worker and c.seq >= before.oldest_seq and c.seq < first_seq;
+  update posthouse.worker w set beat_at = now_at, expires_at = now_at + make_interval(secs => w.lease_ms / 1000.0),
+    oldest_seq = first_seq, mark_seq = greatest(w.mark_seq, heartbeat.mark)
+  where w.id = heartbeat.worker;
   return next;
 end $$;
 
@@ -121,6 +129,10 @@ $$;
 create or replace function posthouse.rescue(suspects jsonb, max_jobs int default 1000, out jobs int, out more boolean)
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+set jit = off
 as $$
 declare
   s record;
@@ -139,12 +151,15 @@ begin
       update posthouse.worker x set dead_at = clock_timestamp() where x.id = s.id;
     end if;
   end loop;
-  -- The jobs of the dead, whoever declared them so; also of those whose row is gone. A claim is locked so that two sweeps
-  -- share the work instead of waiting for each other.
+  -- The jobs of the dead, whoever declared them so. A claim is locked so that two sweeps share the work instead of waiting
+  -- for each other. Claims whose worker has no row get one by posthouse.fold.
   for c in
-    select x.worker, x.seq from posthouse.claimed x
-    where not exists (select from posthouse.worker y where y.id = x.worker and y.dead_at is null)
-    order by x.worker, x.seq limit 1000 for update skip locked
+    select x.worker, x.seq
+    from (select y.id, y.oldest_seq from posthouse.worker y where y.dead_at is not null order by y.dead_at) d
+    cross join lateral (
+      select x.worker, x.seq from posthouse.claimed x where x.worker = d.id and x.seq >= d.oldest_seq
+      order by x.worker, x.seq limit 1000 for update skip locked) x
+    limit 1000
   loop
     if jobs >= max_jobs then
       more := true;

@@ -85,6 +85,8 @@ create or replace function posthouse.fold() returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
+declare
+  held record;
 begin
   with gone as (delete from posthouse.tally t returning t.lane_id, t.state, t.jobs)
   insert into posthouse.tally (lane_id, state, jobs) select g.lane_id, g.state, sum(g.jobs) from gone g group by g.lane_id, g.state;
@@ -94,10 +96,22 @@ begin
   delete from posthouse.dedupe d where (d.tenant, d.scope, d.key) in (
     select x.tenant, x.scope, x.key from posthouse.dedupe x where x.expires_at < clock_timestamp()
     order by x.tenant, x.scope, x.key limit 10000 for update skip locked);
-  delete from posthouse.dedupe d where (d.tenant, d.scope, d.key) in (
+  -- Keys whose job is no longer live. First the lock and then, in a statement of its own, the look: an enqueue may just
+  -- have given the key to a new job.
+  for held in
     select x.tenant, x.scope, x.key from posthouse.dedupe x
     where x.expires_at is null and not exists (select from posthouse.job j where j.id = x.job_id)
-    order by x.tenant, x.scope, x.key limit 1000 for update skip locked);
+    order by x.tenant, x.scope, x.key limit 1000 for update skip locked
+  loop
+    delete from posthouse.dedupe d where d.tenant = held.tenant and d.scope = held.scope and d.key = held.key
+      and d.expires_at is null and not exists (select from posthouse.job j where j.id = d.job_id);
+  end loop;
+  -- Claims whose worker has no row: it was dead, or somebody removed it, which comes to the same.
+  insert into posthouse.worker (id, host, pid, version, queues, kinds, slots, lease_ms, started_at, beat_at, expires_at, dead_at)
+  select distinct c.worker, '', 0, '', '{}'::text[], '{}'::text[], 0, 0, c.now_at, c.now_at, c.now_at, c.now_at
+  from (select x.worker, clock_timestamp() as now_at from posthouse.claimed x
+        where not exists (select from posthouse.worker w where w.id = x.worker)) c
+  on conflict do nothing;
   delete from posthouse.worker w where w.dead_at < clock_timestamp() - interval '1 day'
     and not exists (select from posthouse.claimed c where c.worker = w.id);
 end $$;
@@ -106,6 +120,7 @@ end $$;
 create or replace function posthouse.tidy() returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set jit = off
 as $$
 declare
   began timestamptz;

@@ -139,8 +139,10 @@ create table posthouse.worker (
   beat_at    timestamptz not null,
   expires_at timestamptz not null,
   dead_at    timestamptz,
-  oldest_seq bigint not null default 1    -- no claim below has a job in flight
+  oldest_seq bigint not null default 1,   -- no claim below has a job in flight
+  mark_seq   bigint not null default 0    -- every claim up to here was answered or given up
 ) with (fillfactor = 50);
+create index worker_dead on posthouse.worker (dead_at) where dead_at is not null;
 
 -- What each claim took: one row a claim, so that finding a worker's jobs needs no index entry per job, and so that
 -- a claim whose answer was lost can be asked again.

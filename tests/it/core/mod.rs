@@ -1,4 +1,5 @@
 //! The queue by its SQL functions, as a program in any language sees it: behaviour, races, plans, the schema itself.
 
+mod claim;
 mod enqueue;
 mod support;
