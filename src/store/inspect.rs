@@ -140,17 +140,27 @@ pub struct WorkerRecord {
     pub running: i64,
 }
 
-/// The last three conditions follow from the state. The view has a constant null there for jobs that live elsewhere, so that the
-/// planner leaves those out: nobody reads an archive of millions to find that nothing runs.
-const LIST: &str = "select jsonb_build_object('id', id, 'state', state, 'queue', queue, 'tenant', tenant, 'kind', kind, \
-    'priority', priority, 'run_at', run_at, 'created_at', created_at, 'started_at', started_at, 'finished_at', finished_at, \
-    'attempt', attempt, 'max_attempts', max_attempts, 'timeout_ms', timeout_ms, 'fence', fence, 'worker', worker, \
-    'cancel_asked', cancel_asked, 'reason', reason, 'error', left(error, 500)) from posthouse.jobs \
-    where ($1::text is null or state = $1) and ($2::text is null or queue = $2) and ($3::text is null or kind = $3) \
-    and ($4::text is null or tenant = $4) and ($5::bigint is null or id < $5) \
-    and (coalesce($1, '') not in ('queued', 'running', 'waiting') or run_at is not null) \
-    and (coalesce($1, '') not in ('done', 'cancelled', 'failed') or finished_at is not null) \
-    and ($1 is distinct from 'failed' or reason is not null) order by id desc limit $6";
+/// First the ids, from each home by its primary key, backwards, and no further than the limit; then the view for these few.
+/// The view alone would be read and sorted whole, an archive of millions included. Homes where no job has this state are
+/// left out by the planner.
+const LIST: &str = "with picked as ( \
+    (select j.id from posthouse.job j join posthouse.lane l on l.id = j.lane_id \
+      where coalesce($1 in ('queued', 'running', 'waiting'), true) and ($1::text is null or j.state::text = $1) \
+      and ($2::text is null or l.queue = $2) and ($3::text is null or l.kind = $3) and ($4::text is null or l.tenant = $4) \
+      and ($5::bigint is null or j.id < $5) order by j.id desc limit $6) union all \
+    (select a.id from posthouse.archive a join posthouse.lane l on l.id = a.lane_id \
+      where coalesce($1 in ('done', 'cancelled'), true) and ($1::text is null or a.state::text = $1) \
+      and ($2::text is null or l.queue = $2) and ($3::text is null or l.kind = $3) and ($4::text is null or l.tenant = $4) \
+      and ($5::bigint is null or a.id < $5) order by a.id desc limit $6) union all \
+    (select d.id from posthouse.dead_letter d join posthouse.lane l on l.id = d.lane_id where coalesce($1 = 'failed', true) \
+      and ($2::text is null or l.queue = $2) and ($3::text is null or l.kind = $3) and ($4::text is null or l.tenant = $4) \
+      and ($5::bigint is null or d.id < $5) order by d.id desc limit $6)) \
+    select jsonb_build_object('id', v.id, 'state', v.state, 'queue', v.queue, 'tenant', v.tenant, 'kind', v.kind, \
+    'priority', v.priority, 'run_at', v.run_at, 'created_at', v.created_at, 'started_at', v.started_at, \
+    'finished_at', v.finished_at, 'attempt', v.attempt, 'max_attempts', v.max_attempts, 'timeout_ms', v.timeout_ms, \
+    'fence', v.fence, 'worker', v.worker, 'cancel_asked', v.cancel_asked, 'reason', v.reason, 'error', left(v.error, 500)) \
+    from (select id from picked order by id desc limit $6) p \
+    cross join lateral (select * from posthouse.jobs where jobs.id = p.id limit 1) v order by p.id desc";
 
 fn json<T: DeserializeOwned>(row: &Row) -> Result<T> {
     Ok(row.try_get::<_, Json<T>>(0)?.0)
