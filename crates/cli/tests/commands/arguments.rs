@@ -1,0 +1,63 @@
+//! What is said without a database: help, mistakes, completions.
+
+use crate::support::{answer, posthouse};
+
+fn run(arguments: &[&str]) -> crate::support::Answer {
+    answer(posthouse().args(arguments), None)
+}
+
+#[test]
+fn help_is_fine_and_a_mistake_is_not() {
+    let help = run(&["--help"]).fine();
+    for command in ["demo", "dev", "db", "enqueue", "work", "status", "job", "dead", "sim", "completions"] {
+        assert!(help.stdout.contains(&format!("\n  {command} ")), "{command} in {}", help.stdout);
+    }
+    assert!(help.stdout.contains("EXAMPLES:"));
+    assert!(run(&["--version"]).fine().stdout.starts_with("posthouse "));
+    run(&[]).failed(2, &["Usage: posthouse"]);
+    run(&["enqeue"]).failed(2, &["'enqeue'", "'enqueue'"]);
+    run(&["job", "list", "--state", "dead"]).failed(2, &["--state", "failed"]);
+    run(&["job", "show", "one"]).failed(2, &["<ID>"]);
+    run(&["work", "--exec", "resize"]).failed(2, &["--exec", "KIND=COMMAND"]);
+}
+
+#[test]
+fn without_a_database_it_says_where_to_name_one() {
+    for url in [None, Some(""), Some("  ")] {
+        let mut command = posthouse();
+        command.arg("status").envs(url.map(|url| ("DATABASE_URL", url)));
+        answer(&mut command, None).failed(2, &["DATABASE_URL", "--database-url", "posthouse dev"]);
+    }
+}
+
+#[test]
+fn a_bad_url_says_what_one_looks_like_and_tells_no_password() {
+    let bad = run(&["status", "--database-url", "postgres://u:sesame@h:port/d"])
+        .failed(1, &["postgres://user:password@host"]);
+    assert!(!bad.stderr.contains("sesame"), "{bad:?}");
+}
+
+#[test]
+fn a_server_that_is_not_there_is_named_as_the_reason() {
+    // Port 1 of this machine: nothing listens there.
+    run(&["status", "--database-url", "postgres://u@127.0.0.1:1/d"]).failed(1, &["no connection", "posthouse dev"]);
+}
+
+#[test]
+fn a_payload_that_is_no_json_is_named_before_anything_is_connected() {
+    let url = ["--database-url", "postgres://u@127.0.0.1:1/d"];
+    let bad = run(&[&["enqueue", "summarize", "{text: hi}"], &url[..]].concat());
+    bad.failed(2, &["PAYLOAD", "at line 1 column 2", "posthouse enqueue summarize '{\"text\":"]);
+    run(&[&["enqueue", "k", "@/no/such/file"], &url[..]].concat()).failed(1, &["/no/such/file", "PAYLOAD"]);
+    run(&[&["enqueue", "--jsonl", "/no/such/file"], &url[..]].concat()).failed(1, &["cannot read /no/such/file"]);
+    run(&["enqueue"]).failed(2, &["<KIND>"]);
+}
+
+#[test]
+fn completions_know_the_commands() {
+    for shell in ["bash", "zsh", "fish"] {
+        let script = run(&["completions", shell]).fine().stdout;
+        assert!(script.contains("enqueue") && script.contains("redrive"), "{shell}: {script}");
+    }
+    run(&["completions", "tcsh"]).failed(2, &["tcsh", "bash"]);
+}

@@ -1,0 +1,46 @@
+//! The schema: made, checked, found.
+
+use posthouse::testing::TestDatabase;
+use serde_json::json;
+
+use crate::support::{answer, posthouse};
+
+#[tokio::test]
+async fn a_new_database_is_migrated_by_several_at_once() {
+    let database = TestDatabase::new("", async |_| Ok::<_, std::io::Error>(())).await;
+    let command = |arguments: &[&str]| {
+        let mut command = posthouse();
+        command.args(arguments).args(["--database-url", database.url()]);
+        command
+    };
+    answer(&mut command(&["status"]), None).failed(1, &["posthouse db migrate"]);
+    let before = answer(&mut command(&["db", "status", "--json"]), None).failed(1, &["posthouse db migrate"]);
+    assert_eq!(before.json()["version"], 0);
+    let runs: Vec<_> = (0..4)
+        .map(|_| {
+            let mut migrate = command(&["db", "migrate", "--json"]);
+            std::thread::spawn(move || answer(&mut migrate, None).fine().json())
+        })
+        .collect();
+    let runs: Vec<_> = runs.into_iter().map(|run| run.join().unwrap()).collect();
+    let applied: usize = runs.iter().map(|run| run["applied"].as_array().unwrap().len()).sum();
+    let known = runs[0]["version"].as_u64().unwrap();
+    assert_eq!(applied as u64, known, "{runs:?}");
+    let again = answer(&mut command(&["db", "migrate"]), None).fine().stdout;
+    assert_eq!(again, format!("the schema is up to date (version {known})\n"));
+    let after = answer(&mut command(&["db", "status", "--json"]), None).fine().json();
+    assert_eq!((&after["version"], &after["functions_current"]), (&json!(known), &json!(true)));
+    assert!(answer(&mut command(&["db", "status"]), None).fine().stdout.contains("Postgres "));
+}
+
+#[test]
+fn the_url_hides_its_password_unless_asked() {
+    let run = |arguments: &[&str]| {
+        let mut command = posthouse();
+        command.env("DATABASE_URL", "postgres://me:sesame@h:5432/d").args(arguments);
+        answer(&mut command, None).fine()
+    };
+    assert_eq!(run(&["db", "url"]).stdout, "postgres://me:***@h:5432/d\n");
+    assert_eq!(run(&["db", "url", "--show-password"]).stdout, "postgres://me:sesame@h:5432/d\n");
+    assert_eq!(run(&["db", "url", "--json"]).json(), json!({ "url": "postgres://me:***@h:5432/d", "from": "given" }));
+}

@@ -1,0 +1,87 @@
+//! One job from the command line.
+
+use crate::support::{Queue, file};
+
+#[tokio::test]
+async fn a_job_goes_in_with_all_that_was_said() {
+    let queue = Queue::new().await;
+    let answer = queue.run(&["enqueue", "summarize", "{\"text\":\"hi\"}"]).fine();
+    assert_eq!(answer.stdout, "job 1 queued\n");
+    let id = queue.enqueue(&[
+        "report",
+        "-5",
+        "--queue",
+        "slow",
+        "--tenant",
+        "acme",
+        "--priority",
+        "-3",
+        "--delay",
+        "1h",
+        "--max-attempts",
+        "2",
+        "--timeout",
+        "1m 30s",
+    ]);
+    let job = queue.run(&["job", "show", &id.to_string(), "--json"]).fine().json();
+    for (field, expected) in [
+        ("kind", "\"report\""),
+        ("queue", "\"slow\""),
+        ("tenant", "\"acme\""),
+        ("state", "\"queued\""),
+        ("priority", "-3"),
+        ("max_attempts", "2"),
+        ("timeout_ms", "90000"),
+        ("payload", "-5"),
+    ] {
+        assert_eq!(job[field].to_string(), expected, "{field}");
+    }
+    let explained = queue.run(&["job", "explain", &id.to_string()]).fine().stdout;
+    assert!(explained.contains("not due yet") && explained.contains("in 59m"), "{explained}");
+}
+
+#[tokio::test]
+async fn a_dedupe_key_answers_with_the_job_that_holds_it() {
+    let queue = Queue::new().await;
+    let first = ["enqueue", "k", "--dedupe-key", "hook-17"];
+    assert_eq!(queue.run(&first).fine().stdout, "job 1 queued\n");
+    assert_eq!(queue.run(&first).fine().stdout, "job 1 duplicate (queued)\n");
+    let json = queue.run(&[&first[..], &["--json"]].concat()).fine().json();
+    assert_eq!(json, serde_json::json!({ "id": 1, "state": "queued", "duplicate": true }));
+    queue.run(&["job", "cancel", "1"]).fine();
+    assert_eq!(queue.enqueue(&["k", "--dedupe-key", "hook-17", "--dedupe-for", "1h"]).to_string(), last_id(&queue));
+    let again = queue.run(&["enqueue", "k", "--dedupe-key", "hook-17", "--dedupe-for", "1h"]).fine();
+    assert!(again.stdout.contains("duplicate (queued)"), "{again:?}");
+}
+
+fn last_id(queue: &Queue) -> String {
+    queue.run(&["job", "list", "--limit", "1", "--json"]).fine().json()[0]["id"].to_string()
+}
+
+#[tokio::test]
+async fn payloads_come_through_as_they_were_written() {
+    let queue = Queue::new().await;
+    let text = r#"{"big":123456789012345678901234567890,"exact":1.10,"text":"ä\"\\ \u2028"}"#;
+    let path = file("payload.json", format!("\u{feff}{text}\r\n"));
+    let from_file = queue.enqueue(&["k", &format!("@{}", path.display())]);
+    let stdin = queue.run_with_stdin(&["enqueue", "k", "-", "--json"], text).fine().json()["id"].as_i64().unwrap();
+    for id in [queue.enqueue(&["k", text]), from_file, stdin] {
+        let shown = queue.run(&["job", "show", &id.to_string(), "--json"]).fine().stdout;
+        assert!(shown.contains("123456789012345678901234567890") && shown.contains("1.10"), "{shown}");
+        let text = queue.run(&["job", "show", &id.to_string()]).fine().stdout;
+        assert!(text.contains("\"big\": 123456789012345678901234567890"), "{text}");
+    }
+    queue.run_with_stdin(&["enqueue", "k", "-"], b"\"\xff\"").failed(2, &["UTF-8", "iconv"]);
+    queue.run_with_stdin(&["enqueue", "k", "-"], "").failed(2, &["standard input"]);
+}
+
+#[tokio::test]
+async fn what_the_database_refuses_is_named() {
+    let queue = Queue::new().await;
+    queue.run(&["enqueue", ""]).failed(1, &["kind"]);
+    queue.run(&["enqueue", "k", "--max-attempts", "0"]).failed(1, &["max_attempts"]);
+    queue.run(&["enqueue", "k", "--run-at", "soonish"]).failed(1, &["run_at", "soonish"]);
+    queue.run(&["enqueue", "k", "\"\\u0000\""]).failed(1, &["payload", "\\u0000"]);
+    assert_eq!(queue.run(&["job", "list", "--json"]).fine().json(), serde_json::json!([]));
+    queue.run(&["enqueue", "k", "--run-at", "2099-01-31 08:00 Europe/Rome"]).fine();
+}

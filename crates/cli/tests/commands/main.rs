@@ -1,0 +1,12 @@
+//! The commands as a person or a script meets them: the real binary, on a database of each test's own.
+
+#![allow(clippy::unwrap_used)]
+
+mod arguments;
+mod db;
+mod dead;
+mod enqueue;
+mod jobs;
+mod jsonl;
+mod provider;
+mod support;
