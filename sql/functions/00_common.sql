@@ -41,15 +41,16 @@ as $$
   end
 $$;
 
--- JSON text without what jsonb cannot hold: NUL characters and lone surrogates become U+FFFD.
+-- JSON text without what jsonb cannot hold: NUL characters and lone surrogates become U+FFFD. Escaped backslashes are put
+-- aside meanwhile, as a control character that JSON text cannot contain, so that every \u that is left is an escape.
 create or replace function posthouse.clean_json(value text) returns text
 language sql immutable
 set search_path = pg_catalog, pg_temp
 as $$
-  select regexp_replace(regexp_replace(regexp_replace(value,
-      '(?<!\\)((?:\\\\)*)\\u0000', '\1\\ufffd', 'gi'),
-      '(?<!\\)((?:\\\\)*)\\u(d[89ab][0-9a-f]{2})(?!\\u(?:dc|dd|de|df)[0-9a-f]{2})', '\1\\ufffd', 'gi'),
-      '(?<!\\ud[89ab][0-9a-f]{2})(?<!\\)((?:\\\\)*)\\u(d[c-f][0-9a-f]{2})', '\1\\ufffd', 'gi')
+  select replace(regexp_replace(regexp_replace(regexp_replace(replace(value, '\\', chr(1)),
+      '\\u0000', '\\ufffd', 'g'),
+      '\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})', '\\ufffd', 'g'),
+      '(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}', '\\ufffd', 'g'), chr(1), '\\')
 $$;
 
 -- The wait after failed attempt n where the worker named none: exponential from 2 s, full jitter, at most 10 minutes.

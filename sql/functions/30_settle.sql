@@ -1,32 +1,46 @@
 -- Settle: record what attempts decided. Fenced by (job, worker, fence) and the state running; nothing a handler returns can
 -- keep its outcome from being recorded.
 
--- An outcome as jsonb whatever it holds: cleaned, or as a last resort its result and error as text. Adds a list of flags.
-create or replace function posthouse.storable(outcome json) returns jsonb
+-- A JSON value as jsonb whatever it holds: cleaned of what jsonb cannot hold, or, where that does not help (a number that no
+-- numeric holds, a string of 300 MB), its text.
+create or replace function posthouse.storable_value(value json) returns jsonb
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
 begin
+  return value::jsonb;
+exception when others then
+  return to_jsonb(left(value::text, 1000000));
+end $$;
+
+-- An outcome as jsonb whatever it holds, with a flag that says it was cleaned; null for what is no outcome at all.
+create or replace function posthouse.storable(outcome json) returns jsonb
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  cleaned text := outcome::text;
+begin
   return outcome::jsonb;
-exception when data_exception or program_limit_exceeded then
+exception when others then
   begin
-    return posthouse.clean_json(outcome::text)::jsonb || '{"flags": ["cleaned"]}';
-  exception when data_exception or program_limit_exceeded then
-    -- A number that no numeric holds, say: keep the text of it.
-    return (select jsonb_object_agg(e.key, case when e.key in ('result', 'usage', 'error', 'reason')
-              then to_jsonb(left(e.value::text, 1000000)) else e.value::jsonb end)
-            from json_each(outcome) e) || '{"flags": ["cleaned"]}';
+    if octet_length(cleaned) <= 33554432 then
+      cleaned := posthouse.clean_json(cleaned);
+    end if;
+    return (select jsonb_object_agg(e.key, posthouse.storable_value(e.value)) from json_each(cleaned::json) e) || '{"flags": ["cleaned"]}';
+  exception when others then
+    return null;
   end;
 end $$;
 
--- What is stored of a result: itself up to 32 MiB, else its size and its beginning.
-create or replace function posthouse.cap_result(result jsonb) returns jsonb
+-- What is stored of a value: itself up to `most` bytes, else its size and its beginning.
+create or replace function posthouse.cap_json(value jsonb, most int) returns jsonb
 language sql immutable
 set search_path = pg_catalog, pg_temp
 as $$
   select case
-    when result is null or pg_column_size(result) <= 33554432 then result
-    else jsonb_build_object('posthouse_truncated', true, 'bytes', pg_column_size(result), 'head', left(result::text, 100000))
+    when value is null or pg_column_size(value) <= most then value
+    else jsonb_build_object('posthouse_truncated', true, 'bytes', pg_column_size(value), 'head', left(value::text, most / 335))
   end
 $$;
 
@@ -128,7 +142,7 @@ as $$
   insert into posthouse.attempt (job_id, fence, attempt, worker, host, started_at, ended_at, class, error, detail, usage)
   values (j.id, j.fence, j.attempt, j.worker, (select w.host || ' pid ' || w.pid from posthouse.worker w where w.id = j.worker),
     j.started_at, clock_timestamp(), left(class, 100), posthouse.cap_text(error),
-    case when pg_column_size(detail) <= 65536 then detail else to_jsonb(posthouse.cap_text(detail::text)) end, record_error.usage)
+    posthouse.cap_json(detail, 65536), record_error.usage)
   on conflict do nothing
 $$;
 
@@ -182,7 +196,7 @@ as $$
 declare
   j posthouse.job := posthouse.attempt_job(worker, (o ->> 'id')::bigint, (o ->> 'fence')::bigint);
   outcome text := o ->> 'outcome';
-  usage jsonb := nullif(o -> 'usage', 'null');
+  usage jsonb := posthouse.cap_json(nullif(o -> 'usage', 'null'), 65536);
   class text := coalesce(o #>> '{error,class}', 'error');
   error text := coalesce(case jsonb_typeof(o -> 'error') when 'object' then o #>> '{error,message}' else o ->> 'error' end, 'no error given');
   detail jsonb := nullif(o #> '{error,detail}', 'null');
@@ -204,7 +218,7 @@ begin
       perform posthouse.record_error(j, class, error, detail, usage);
       j.errors := j.errors + 1;
     end if;
-    perform posthouse.archive_job(j, 'cancelled', nullif(o -> 'result', 'null'), usage);
+    perform posthouse.archive_job(j, 'cancelled', posthouse.cap_json(nullif(o -> 'result', 'null'), 33554432), usage);
     return 'cancelled';
   elsif outcome = 'snooze' then
     if j.first_started_at + longest < clock_timestamp() then
@@ -290,7 +304,7 @@ begin
   end if;
   begin
     list := array(select jsonb_array_elements(outcomes::jsonb));
-  exception when data_exception or program_limit_exceeded then
+  exception when others then
     list := array(select posthouse.storable(e) from json_array_elements(outcomes) e);
   end;
   select array_agg(d.id order by d.id), array_agg(d.fence order by d.id), array_agg(d.result order by d.id),
@@ -298,8 +312,7 @@ begin
   into ids, fences, results, usages, flags
   from (
     select distinct on ((e ->> 'id')::bigint) (e ->> 'id')::bigint as id, (e ->> 'fence')::int as fence,
-      case when pg_column_size(e -> 'result') <= 33554432 then e -> 'result' else posthouse.cap_result(e -> 'result') end as result,
-      nullif(e -> 'usage', 'null') as usage,
+      posthouse.cap_json(e -> 'result', 33554432) as result, posthouse.cap_json(nullif(e -> 'usage', 'null'), 65536) as usage,
       coalesce(e -> 'flags', '[]') || case when pg_column_size(e -> 'result') > 33554432 then '["truncated"]' else '[]' end::jsonb as flags
     from unnest(list) e
     where e ->> 'outcome' = 'done' and (e ->> 'id') ~ '^\d{1,18}$' and (e ->> 'fence') ~ '^\d{1,9}$'

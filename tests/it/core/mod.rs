@@ -2,4 +2,5 @@
 
 mod claim;
 mod enqueue;
+mod settle;
 mod support;
