@@ -1,4 +1,4 @@
-//! `posthouse enqueue`: one job from the command line; many from a file are in [`jsonl`](crate::jsonl).
+//! `posthouse enqueue`: one job from the command line; many from a file are in [`jsonl`].
 
 use std::process::ExitCode;
 

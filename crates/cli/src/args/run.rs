@@ -39,8 +39,8 @@ pub(crate) struct Work {
     #[arg(long = "exec", value_name = "KIND=COMMAND")]
     pub(crate) execs: Vec<ExecKind>,
 
-    /// An OpenAI-compatible endpoint to use, such as https://api.openai.com/v1
-    #[arg(long, value_name = "URL")]
+    /// An OpenAI-compatible endpoint to use
+    #[arg(long, value_name = "URL", help = "An OpenAI-compatible endpoint to use, such as https://api.openai.com/v1")]
     pub(crate) provider_url: Option<String>,
 
     /// The model to ask for at --provider-url

@@ -1,5 +1,7 @@
 //! The schema: made, checked, found.
 
+use std::path::PathBuf;
+
 use posthouse::testing::TestDatabase;
 use serde_json::json;
 
@@ -43,4 +45,24 @@ fn the_url_hides_its_password_unless_asked() {
     assert_eq!(run(&["db", "url"]).stdout, "postgres://me:***@h:5432/d\n");
     assert_eq!(run(&["db", "url", "--show-password"]).stdout, "postgres://me:sesame@h:5432/d\n");
     assert_eq!(run(&["db", "url", "--json"]).json(), json!({ "url": "postgres://me:***@h:5432/d", "from": "given" }));
+}
+
+#[test]
+fn the_database_of_a_running_dev_is_found_and_one_left_behind_is_not() {
+    let state = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("state-{}", std::process::id()));
+    let run = |arguments: &[&str]| answer(posthouse().env("XDG_STATE_HOME", &state).args(arguments), None);
+    run(&["db", "url"]).failed(2, &["DATABASE_URL"]);
+    std::fs::create_dir_all(state.join("posthouse")).unwrap();
+    let record = state.join("posthouse/dev");
+    std::fs::write(&record, "postgres://me:sesame@127.0.0.1:1/d").unwrap();
+    run(&["db", "url"]).failed(2, &["DATABASE_URL"]);
+    let held = std::fs::File::open(&record).unwrap();
+    held.lock().unwrap();
+    let found = run(&["db", "url", "--json"]).fine().json();
+    assert_eq!(found, json!({ "url": "postgres://me:***@127.0.0.1:1/d", "from": "dev" }));
+    // Other commands go there by themselves.
+    run(&["status"]).failed(1, &["no connection"]);
+    drop(held);
+    run(&["status"]).failed(2, &["DATABASE_URL"]);
+    std::fs::remove_dir_all(&state).unwrap();
 }
