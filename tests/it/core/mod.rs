@@ -2,5 +2,6 @@
 
 mod claim;
 mod enqueue;
+mod lease;
 mod settle;
 mod support;
