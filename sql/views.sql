@@ -14,12 +14,12 @@ create or replace view posthouse.jobs as
   from posthouse.job j join posthouse.lane l on l.id = j.lane_id
   union all
   select a.id, a.state::text, l.queue, l.tenant, l.kind, l.priority, null, a.created_at, a.started_at, a.finished_at, a.attempt,
-    a.max_attempts, a.timeout_ms, a.fence, a.worker, false, null, a.errors -> -1 ->> 'error',
+    a.max_attempts, a.timeout_ms, a.fence::bigint, a.worker, false, null, a.errors -> -1 ->> 'error',
     (select p.payload from posthouse.payload p where p.id = a.id), a.result, a.usage, null, a.errors, a.flags
   from posthouse.archive a join posthouse.lane l on l.id = a.lane_id
   union all
   select d.id, 'failed', l.queue, l.tenant, l.kind, l.priority, null, d.created_at, d.started_at, d.failed_at, d.attempt,
-    d.max_attempts, d.timeout_ms, d.fence, d.worker, false, d.class, d.error,
+    d.max_attempts, d.timeout_ms, d.fence::bigint, d.worker, false, d.class, d.error,
     (select p.payload from posthouse.payload p where p.id = d.id), null, d.usage, null, d.errors, null
   from posthouse.dead_letter d join posthouse.lane l on l.id = d.lane_id;
 

@@ -137,6 +137,13 @@ impl From<tokio_postgres::Error> for Error {
             };
             return Self { kind, message, source: None };
         }
+        // Postgres answered, but not what this binary expects; the driver tells such errors apart in their text only.
+        let text = error.to_string();
+        if ["error deserializing", "error serializing", "invalid column", "expected "].iter().any(|t| text.starts_with(t)) {
+            let why = std::error::Error::source(&error).map_or_else(String::new, |source| format!(": {source}"));
+            let message = format!("the schema does not fit this binary: {text}{why}");
+            return Self { kind: Kind::Schema, message, source: None };
+        }
         let down = refused(&error);
         let message = match std::error::Error::source(&error) {
             Some(source) => format!("no connection to Postgres: {error}: {source}"),

@@ -33,10 +33,11 @@ begin
     select * into held from posthouse.dedupe d
     where d.tenant = take_key.tenant and d.scope = take_key.scope and d.key = take_key.key for update;
     if found then
-      -- A key that stands until its job is final is free once the job is no longer live, even if its row is still here.
-      free := case
-        when held.expires_at is null then not held.job_id = any(batch) and not exists (select from posthouse.job j where j.id = held.job_id)
-        else held.expires_at <= clock_timestamp()
+      -- A key that stands until its job is final is free once the job is no longer live, even if its row is still here; one
+      -- that stands for a window is free when that is over, or when its job was purged.
+      free := not held.job_id = any(batch) and case
+        when held.expires_at is null then not exists (select from posthouse.job j where j.id = held.job_id)
+        else held.expires_at <= clock_timestamp() or posthouse.state_of(held.job_id) is null
       end;
       if not free then
         return held.job_id;
