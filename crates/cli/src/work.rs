@@ -1,10 +1,157 @@
-//! `posthouse work`.
+//! `posthouse work`: a worker made of prompt kinds and commands. Tells one line a transition.
 
+mod line;
+
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
-use crate::args::{Global, Work};
+use posthouse::Worker;
+use posthouse::store::{Database, schema_status};
+use posthouse::worker::{Builder, Event};
+use posthouse_llm::{Config, Engine};
+
+use crate::args::{ExecKind, Global, Work};
 use crate::failure::{Failure, Result};
+use crate::{connect, exec};
 
+/// Set in the environment of a worker whose standard input is a pipe from the process it works for: it ends when that
+/// process does, however that ends.
+pub(crate) const STOP_AT_EOF: &str = "POSTHOUSE_STOP_AT_EOF";
+
+/// The configuration that is read when none is named.
+const CONFIG: &str = "posthouse.toml";
+/// As the help says.
+const CONCURRENCY: u32 = 100;
+const LEASE_MS: u64 = 30_000;
+
+/// Runs until it is told to end, or until there is nothing left to do.
 pub(crate) async fn run(args: Work, global: &Global) -> Result<ExitCode> {
-    Err(Failure::new(format!("{args:?} {global:?}")))
+    if std::env::var_os(STOP_AT_EOF).is_some() {
+        stop_at_eof()?;
+    }
+    let database = database(&args, global)?;
+    let engine = engine(&args)?;
+    let kinds = kinds(engine.as_ref(), &args.execs)?;
+    schema_status(&database).await?.check()?;
+
+    let builder = builder(&args, engine, database);
+    let json = global.json;
+    let with_starts = global.verbose > 0;
+    let opening = line::Opening {
+        queues: if args.queues.is_empty() { vec!["default".to_owned()] } else { args.queues },
+        kinds,
+        concurrency: args.concurrency.unwrap_or(CONCURRENCY),
+        lease_ms: args.lease_ms.unwrap_or(LEASE_MS),
+    };
+    print(&if json { opening.to_json() } else { opening.to_string() });
+    let told = builder.on_event(move |event| tell(event, json, with_starts)).run().await;
+    // What is still being ended would otherwise be left to the watchdog.
+    exec::wait_for_endings();
+    let summary = told?;
+    print(&if json { line::end_json(&summary) } else { line::end_text(&summary) });
+    Ok(ExitCode::SUCCESS)
+}
+
+fn database(args: &Work, global: &Global) -> Result<Database> {
+    let database = connect::database(global)?;
+    Ok(match &args.listen_url {
+        Some(url) => database.listen_url(Some(url))?,
+        None if args.no_listen => database.listen_url(None)?,
+        None => database,
+    })
+}
+
+/// What runs prompt kinds; `None` if nothing says where a model is to be found.
+fn engine(args: &Work) -> Result<Option<Engine>> {
+    let config = match (&args.provider_url, &args.model) {
+        (Some(_), _) if args.config.is_some() => {
+            return Err(Failure::usage("--config and --provider-url both say which provider to use; keep one"));
+        }
+        (Some(url), Some(model)) => Config::single(url, model, Config::key_from_environment()),
+        (Some(_), None) => {
+            return Err(Failure::usage("--provider-url needs to know which model to ask for").hint("add --model NAME"));
+        }
+        (None, _) => match config_file(args) {
+            Some(file) => Config::load(&file),
+            None => return Ok(None),
+        },
+    };
+    let engine = config.and_then(|config| Engine::from_config(&config));
+    engine.map(Some).map_err(|error| Failure::new(error.to_string()))
+}
+
+fn config_file(args: &Work) -> Option<PathBuf> {
+    args.config.clone().or_else(|| Some(Path::new(CONFIG)).filter(|file| file.exists()).map(Path::to_path_buf))
+}
+
+/// The kinds that will be served, sorted.
+fn kinds(engine: Option<&Engine>, execs: &[ExecKind]) -> Result<Vec<String>> {
+    let mut kinds: Vec<String> = engine.map(Engine::kinds).unwrap_or_default();
+    for exec in execs {
+        if kinds.contains(&exec.kind) {
+            return Err(Failure::usage(format!("--exec {}: this kind has a handler already; keep one", exec.kind)));
+        }
+        kinds.push(exec.kind.clone());
+    }
+    if kinds.is_empty() {
+        return Err(Failure::usage("this worker would serve no kind of job, so it would never do anything").hint(
+            "run a command for each job of a kind:  posthouse work --exec KIND='command'\n\
+             run prompts with a model:              posthouse work --provider-url http://127.0.0.1:11434/v1 --model llama3.2\n\
+             or name providers and prompt kinds in ./posthouse.toml, or in another file with --config",
+        ));
+    }
+    kinds.sort_unstable();
+    Ok(kinds)
+}
+
+fn builder(args: &Work, engine: Option<Engine>, database: Database) -> Builder {
+    let mut builder = Worker::builder(database)
+        .queues(&args.queues)
+        .concurrency(args.concurrency.unwrap_or(CONCURRENCY))
+        .lease(Duration::from_millis(args.lease_ms.unwrap_or(LEASE_MS)))
+        .until_empty(args.until_empty);
+    if let Some(poll) = args.poll_ms {
+        builder = builder.poll(Duration::from_millis(poll));
+    }
+    if let Some(grace) = args.grace_ms {
+        builder = builder.grace(Duration::from_millis(grace));
+    }
+    if args.no_sweep {
+        builder = builder.no_sweep();
+    }
+    if let Some(engine) = engine {
+        builder = engine.register(builder);
+    }
+    for ExecKind { kind, command } in &args.execs {
+        let command: std::sync::Arc<str> = command.as_str().into();
+        builder = builder.handle_kind(kind, move |payload, context| exec::attempt(command.clone(), payload, context));
+    }
+    builder
+}
+
+fn tell(event: &Event<'_>, json: bool, with_starts: bool) {
+    if json {
+        print(&line::event_json(event));
+    } else if with_starts || !matches!(event, Event::Started { .. }) {
+        print(&line::event_text(event));
+    }
+}
+
+/// A line on standard output. When nobody reads it any more, the work goes on all the same.
+fn print(line: &str) {
+    writeln!(anstream::stdout().lock(), "{line}").ok();
+}
+
+/// Ends the process when standard input ends. Whom it works for is gone then, and the database with it.
+fn stop_at_eof() -> Result<()> {
+    let wait = || {
+        let mut input = std::io::stdin().lock();
+        let mut bytes = [0; 64];
+        while matches!(input.read(&mut bytes), Ok(1..)) {}
+        std::process::exit(1);
+    };
+    std::thread::Builder::new().name("posthouse-eof".to_owned()).spawn(wait)?;
+    Ok(())
 }

@@ -1,0 +1,114 @@
+//! What went wrong and how it was healed, read from the recorded attempts.
+
+use std::time::Duration;
+
+use posthouse::store::JobRecord;
+use serde_json::{Value, json};
+
+use super::report::{Played, named};
+use super::trouble::LEASE;
+
+/// One kind of trouble.
+pub(super) struct Healing {
+    /// Its name.
+    pub(super) what: &'static str,
+    /// What happened.
+    pub(super) trouble: String,
+    /// What was done about it.
+    pub(super) cure: String,
+}
+
+impl Healing {
+    pub(super) fn to_json(&self) -> Value {
+        json!({ "what": self.what, "trouble": self.trouble, "cure": self.cure })
+    }
+}
+
+/// All of it, the milder first.
+pub(super) fn all(played: &Played) -> Vec<Healing> {
+    let mut found = Vec::new();
+    found.extend(rate_limit(played));
+    found.extend(spike(played));
+    found.extend(lost_worker(played));
+    let errors = |job: &JobRecord| job.errors.as_ref().and_then(Value::as_array).cloned().unwrap_or_default();
+    for (job, _) in played.jobs().filter(|(job, _)| job.state == "done") {
+        for error in errors(job).iter().filter(|error| error["class"] != "worker_lost") {
+            found.push(Healing {
+                what: name(error),
+                trouble: format!("job {}: {}", job.id, text(error)),
+                cure: format!("the call was given up and made again; {} attempts, one answer", job.attempt),
+            });
+        }
+    }
+    for (job, _) in played.jobs().filter(|(job, _)| job.state == "failed") {
+        let attempts = errors(job).len();
+        let cure = if attempts == 1 {
+            "asking again could not help, so nobody did; it is kept with its error as a dead letter".to_owned()
+        } else {
+            format!("{attempts} attempts, then it was kept with all its errors as a dead letter")
+        };
+        let trouble = format!("job {}: {}", job.id, job.error.as_deref().unwrap_or("no error is recorded"));
+        found.push(Healing { what: "dead letter", trouble, cure });
+    }
+    found
+}
+
+fn name(error: &Value) -> &'static str {
+    match (error["detail"]["code"].as_str(), error["class"].as_str()) {
+        (Some("first_token_timeout" | "between_tokens_timeout" | "attempt_timeout"), _) => "hang",
+        (_, Some("incomplete")) => "cut answer",
+        (_, Some("transient" | "ambiguous")) => "provider error",
+        _ => "error",
+    }
+}
+
+fn text(error: &Value) -> &str {
+    error["error"].as_str().unwrap_or("no error is recorded")
+}
+
+fn rate_limit(played: &Played) -> Option<Healing> {
+    let (_, words) = played.refused.first_key_value()?;
+    let ids: Vec<i64> = played.refused.keys().copied().collect();
+    let waited = played.put_off.len();
+    Some(Healing {
+        what: "rate limit",
+        trouble: format!("{}: {words}", named(&ids)),
+        cure: format!(
+            "asked again when the provider had said; {waited} jobs waited for that, none was charged an attempt"
+        ),
+    })
+}
+
+/// The slowest answer, if it stands out.
+fn spike(played: &Played) -> Option<Healing> {
+    let mut times: Vec<(Duration, i64)> = played
+        .jobs()
+        .filter_map(|(job, _)| Some((Duration::from_millis(job.usage.as_ref()?["latency_ms"].as_u64()?), job.id)))
+        .collect();
+    times.sort_unstable();
+    let (median, _) = *times.get(times.len() / 2)?;
+    let (slowest, id) = *times.last()?;
+    if slowest < median * 2 || slowest < LEASE {
+        return None;
+    }
+    let seconds = |time: Duration| format!("{:.1} s", time.as_secs_f64());
+    Some(Healing {
+        what: "latency spike",
+        trouble: format!("job {id}: the answer took {}, usual are {}", seconds(slowest), seconds(median)),
+        cure: format!("waited for; heartbeats renewed the lease of {} s, so nobody else took the job", LEASE.as_secs()),
+    })
+}
+
+fn lost_worker(played: &Played) -> Option<Healing> {
+    let killed = played.killed.as_ref()?;
+    Some(Healing {
+        what: "lost worker",
+        trouble: format!(
+            "worker {} (pid {}) was killed with -9 while it held {}",
+            killed.worker,
+            killed.pid,
+            named(&killed.jobs)
+        ),
+        cure: format!("its lease of {} s ran out, and other workers took over what it had held", LEASE.as_secs()),
+    })
+}
