@@ -3,5 +3,6 @@
 mod claim;
 mod enqueue;
 mod lease;
+mod operate;
 mod settle;
 mod support;
