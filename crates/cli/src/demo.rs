@@ -63,6 +63,7 @@ pub(crate) async fn run(args: Demo, global: &Global) -> Result<ExitCode> {
 /// From an empty machine to the last record, and back to an empty machine.
 async fn play(texts: Texts, args: &Demo, screen: &mut Screen) -> Result<Played> {
     open(&texts, args, screen);
+    screen.event("PostgreSQL starts, in a temporary folder");
     let server = start(None).await?;
     let url = server.url("postgres");
     Posthouse::migrate(&url).await?;
@@ -237,7 +238,8 @@ impl Stage {
     }
 
     fn hear_said(&mut self, worker: usize, said: &Said, screen: &Screen) {
-        let words = clean(said.error.as_deref().or(said.reason.as_deref()).unwrap_or_default());
+        let all_words = said.error.as_deref().or(said.reason.as_deref()).unwrap_or_default();
+        let words = screen.words(all_words);
         let again = || format!("{:.1} s", Duration::from_millis(said.delay_ms.unwrap_or_default()).as_secs_f64());
         let Some(job) = said.job else { return };
         match said.event.as_str() {
@@ -250,7 +252,7 @@ impl Stage {
                 // The others were not asked for: their worker had just heard the same.
                 if !words.starts_with("not asked") {
                     screen.event(&format!("job {job} {HINT}put off for {}{HINT:#}: {words}", again()));
-                    self.refused.insert(job, words);
+                    self.refused.insert(job, all_words.to_owned());
                 }
             }
             "retry" => screen.event(&format!("job {job} {HINT}retry in {}{HINT:#}: {words}", again())),

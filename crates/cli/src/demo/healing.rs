@@ -1,5 +1,6 @@
 //! What went wrong and how it was healed, read from the recorded attempts.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use posthouse::store::JobRecord;
@@ -30,27 +31,49 @@ pub(super) fn all(played: &Played) -> Vec<Healing> {
     found.extend(rate_limit(played));
     found.extend(spike(played));
     found.extend(lost_worker(played));
-    let errors = |job: &JobRecord| job.errors.as_ref().and_then(Value::as_array).cloned().unwrap_or_default();
+    found.extend(retried(played));
+    found.extend(given_up(played));
+    found
+}
+
+/// Attempts that failed and were made up for, those with the same words together.
+fn retried(played: &Played) -> Vec<Healing> {
+    let mut jobs: BTreeMap<(&'static str, &str), Vec<i64>> = BTreeMap::new();
     for (job, _) in played.jobs().filter(|(job, _)| job.state == "done") {
         for error in errors(job).iter().filter(|error| error["class"] != "worker_lost") {
-            found.push(Healing {
-                what: name(error),
-                trouble: format!("job {}: {}", job.id, text(error)),
-                cure: format!("the call was given up and made again; {} attempts, one answer", job.attempt),
-            });
+            jobs.entry((name(error), text(error))).or_default().push(job.id);
         }
     }
+    let healing = |((what, words), ids): ((&'static str, &str), Vec<i64>)| Healing {
+        what,
+        trouble: format!("{}: {words}", named(&ids)),
+        cure: "the call was given up and made again; that attempt counts, and the next one had the answer".to_owned(),
+    };
+    jobs.into_iter().map(healing).collect()
+}
+
+/// Jobs that failed for good, those with the same words together.
+fn given_up(played: &Played) -> Vec<Healing> {
+    let mut jobs: BTreeMap<(&str, bool), Vec<i64>> = BTreeMap::new();
     for (job, _) in played.jobs().filter(|(job, _)| job.state == "failed") {
-        let attempts = errors(job).len();
-        let cure = if attempts == 1 {
-            "asking again could not help, so nobody did; it is kept with its error as a dead letter".to_owned()
-        } else {
-            format!("{attempts} attempts, then it was kept with all its errors as a dead letter")
-        };
-        let trouble = format!("job {}: {}", job.id, job.error.as_deref().unwrap_or("no error is recorded"));
-        found.push(Healing { what: "dead letter", trouble, cure });
+        let words = job.error.as_deref().unwrap_or("no error is recorded");
+        jobs.entry((words, errors(job).len() <= 1)).or_default().push(job.id);
     }
-    found
+    let healing = |((words, at_once), ids): ((&str, bool), Vec<i64>)| Healing {
+        what: "dead letter",
+        trouble: format!("{}: {words}", named(&ids)),
+        cure: if at_once {
+            "asking again could not help, so nobody did; kept with its error as a dead letter".to_owned()
+        } else {
+            "tried as often as it may be, then kept with all its errors as a dead letter".to_owned()
+        },
+    };
+    jobs.into_iter().map(healing).collect()
+}
+
+/// The attempts of a job that did not end well.
+fn errors(job: &JobRecord) -> &[Value] {
+    job.errors.as_ref().and_then(Value::as_array).map_or(&[], Vec::as_slice)
 }
 
 fn name(error: &Value) -> &'static str {

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::healing::{self, Healing};
 use super::trouble::{SHOW_MIN, Trouble};
 use crate::failure::Result;
-use crate::output::{BAD, BOLD, DIM, GOOD, Grid, cell, count, json as print_json, line, state};
+use crate::output::{BAD, BOLD, DIM, GOOD, Grid, cell, clean, count, json as print_json, line, state};
 
 /// The worker that was killed.
 #[derive(Debug, Clone)]
@@ -123,8 +123,8 @@ impl Played {
         if !healings.is_empty() {
             line(format!("\n{BOLD}What went wrong, and how it was healed{BOLD:#}\n"))?;
             for Healing { what, trouble, cure } in &healings {
-                line(format!("  {BOLD}{what:<14}{BOLD:#} {}", crate::output::clean(trouble)))?;
-                line(format!("  {:<14} {GOOD}→{GOOD:#} {}", "", crate::output::clean(cure)))?;
+                line(format!("  {BOLD}{what:<14}{BOLD:#} {}", hanging(trouble, 17)))?;
+                line(format!("  {:<14} {GOOD}→{GOOD:#} {}", "", hanging(cure, 19)))?;
             }
         }
         line(format!("\n{BOLD}Is all as it should be?{BOLD:#}\n"))?;
@@ -142,18 +142,14 @@ impl Played {
 
     fn tell_sum(&self, all_hold: bool) -> Result<()> {
         let (done, failed) = (self.in_state("done").len(), self.in_state("failed").len());
-        let asked = self.stats.as_ref().map(|stats| format!(", {} requests", stats.requests)).unwrap_or_default();
-        let seconds = self.elapsed.as_secs_f64();
+        let asked = self.stats.as_ref().map(|stats| format!(" and {}", plural(stats.requests, "request")));
+        let (asked, seconds) = (asked.unwrap_or_default(), self.elapsed.as_secs_f64());
         let (style, verdict) = if all_hold { (GOOD, "Yes.") } else { (BAD, "No.") };
+        let jobs = plural(self.texts.len() as u64, "job");
+        line(format!("\n{style}{verdict}{style:#} {jobs}{asked} in {seconds:.1} s: {done} done, {failed} failed."))?;
         line(format!(
-            "\n{style}{verdict}{style:#} {} jobs{asked}: {done} done, {failed} failed, in {seconds:.1} s. Nothing of it is left on this machine.",
-            self.texts.len()
+            "{DIM}Nothing of it is left on this machine. `posthouse dev` is the same, staying up and empty.{DIM:#}"
         ))?;
-        if all_hold {
-            line(format!(
-                "\n{DIM}Next: `posthouse dev` is the same, staying up and empty; `posthouse --help` shows the rest.{DIM:#}"
-            ))?;
-        }
         Ok(())
     }
 
@@ -205,9 +201,14 @@ pub(super) fn answer(job: &JobRecord) -> Option<String> {
     result["text"].as_str().map(str::to_owned)
 }
 
-/// `job 3`, `jobs 3 and 4`, `jobs 3, 4 and 5`.
+/// `job 3`, `jobs 3 and 4`, `jobs 3, 4 and 5`, `jobs 3, 4, 5, 6, 7, 8 and 9 more`.
 pub(super) fn named(ids: &[i64]) -> String {
+    const NAMED: usize = 6;
     match ids {
+        [first @ .., _] if first.len() >= NAMED => {
+            let some: Vec<String> = ids[..NAMED].iter().map(i64::to_string).collect();
+            format!("jobs {} and {} more", some.join(", "), ids.len() - NAMED)
+        }
         [] => "no job".to_owned(),
         [one] => format!("job {one}"),
         [first @ .., last] => {
@@ -225,9 +226,35 @@ fn jobs(failed: &[i64], expected: i64) -> String {
     }
 }
 
+/// A text that is broken where the terminal ends, its further lines indented. Elsewhere it is one line.
+fn hanging(text: &str, indent: usize) -> String {
+    let text = clean(text);
+    let width = comfy_table::Table::new().width().map_or(usize::MAX, usize::from);
+    let mut broken = String::with_capacity(text.len());
+    let mut column = indent;
+    for (i, word) in text.split(' ').enumerate() {
+        let length = word.chars().count();
+        if i > 0 && column + 1 + length > width {
+            broken.push('\n');
+            broken.extend(std::iter::repeat_n(' ', indent));
+            column = indent;
+        } else if i > 0 {
+            broken.push(' ');
+            column += 1;
+        }
+        broken.push_str(word);
+        column += length;
+    }
+    broken
+}
+
+fn plural(number: u64, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+}
+
 /// The first words of a text.
 fn beginning(text: &str) -> String {
-    const CHARS: usize = 36;
+    const CHARS: usize = 30;
     let one_line = text.split_whitespace().collect::<Vec<_>>().join(" ");
     if one_line.chars().count() <= CHARS {
         return one_line;
@@ -245,5 +272,6 @@ mod tests {
         assert_eq!(named(&[]), "no job");
         assert_eq!(named(&[3]), "job 3");
         assert_eq!(named(&[3, 4, 5]), "jobs 3, 4 and 5");
+        assert_eq!(named(&(1..=7).collect::<Vec<_>>()), "jobs 1, 2, 3, 4, 5, 6 and 1 more");
     }
 }

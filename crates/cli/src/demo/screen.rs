@@ -8,7 +8,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use posthouse::store::QueueHealth;
 
 use super::crew::{Hand, State};
-use crate::output::{BAD, BOLD, DIM, GOOD, HINT};
+use crate::output::{BAD, BOLD, DIM, GOOD, HINT, clean};
 
 /// Redraws a second: calm, and quick enough to look alive.
 const REDRAWS_PER_SECOND: u8 = 10;
@@ -83,6 +83,17 @@ impl Screen {
     /// Something worth telling happened.
     pub(super) fn event(&self, text: &str) {
         self.say(&format!("{DIM}{:>6.1}s{DIM:#}  {text}", self.elapsed().as_secs_f64()));
+    }
+
+    /// Somebody else's words as part of an event: short where lines are redrawn, since the end tells them whole.
+    pub(super) fn words(&self, text: &str) -> String {
+        const CHARS: usize = 60;
+        let text = clean(text);
+        if self.live.is_none() || text.chars().count() <= CHARS {
+            return text;
+        }
+        let cut: String = text.chars().take(CHARS).collect();
+        format!("{}…", cut.rsplit_once(' ').map_or(cut.as_str(), |(head, _)| head))
     }
 
     /// Something usual happened: only told where nothing is redrawn.

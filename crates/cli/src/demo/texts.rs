@@ -40,7 +40,8 @@ fn without_marks(document: &str) -> String {
     let mut plain = String::with_capacity(document.len());
     for line in document.lines() {
         let code_fence = line.trim_start().starts_with("```");
-        let line = if code_fence { line.to_owned() } else { line.replace("**", "").replace(['`', '*'], "") };
+        // "**Plans.** A settle …" is a lead-in, not a sentence.
+        let line = if code_fence { line.to_owned() } else { line.replace(".** ", ": ").replace(['`', '*'], "") };
         let mut rest = line.as_str();
         while let Some((before, after)) = rest.split_once("](") {
             let (head, tail) = (before.rsplit_once('[').unwrap_or((before, "")), after.split_once(')'));
