@@ -4,6 +4,7 @@
 
 mod client;
 mod core;
+mod crash;
 mod examples;
 mod fault_proxy;
 mod harness;
