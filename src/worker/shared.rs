@@ -154,9 +154,11 @@ impl Shared {
         }
     }
 
-    /// A call failed because Postgres was not there: says so once.
+    /// A call failed because Postgres was not there, or had no connection to give: says so once.
     pub(crate) fn call_failed(&self, error: &Error) {
-        if (error.is_disconnected() || error.is_server_down()) && !self.disconnected.swap(true, Ordering::AcqRel) {
+        const TOO_MANY_CONNECTIONS: &str = "53300";
+        let away = error.is_disconnected() || error.is_server_down() || error.sqlstate() == Some(TOO_MANY_CONNECTIONS);
+        if away && !self.disconnected.swap(true, Ordering::AcqRel) {
             tracing::warn!(%error, "connection to Postgres lost");
             self.emit(&Event::ConnectionLost { error });
         }

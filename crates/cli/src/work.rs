@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use posthouse::Worker;
-use posthouse::store::{Database, schema_status};
+use posthouse::store::Database;
 use posthouse::worker::{Builder, Event};
 use posthouse_llm::{Config, Engine};
 
@@ -34,7 +34,6 @@ pub(crate) async fn run(args: Work, global: &Global) -> Result<ExitCode> {
     let database = database(&args, global)?;
     let engine = engine(&args)?;
     let kinds = kinds(engine.as_ref(), &args.execs)?;
-    schema_status(&database).await?.check()?;
 
     let builder = builder(&args, engine, database);
     let json = global.json;
