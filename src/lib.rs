@@ -26,3 +26,8 @@ pub use error::{Error, Result};
 pub use job::{Enqueued, Job, NewJob};
 pub use outcome::{JobError, Outcome};
 pub use worker::Worker;
+
+/// The README's Rust compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
