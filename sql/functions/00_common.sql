@@ -91,14 +91,19 @@ begin
       lo := greatest(lo, (last_id / 1000000) * 1000000);
       hi := lo + 1000000;
     end if;
-    foreach part in array array['payload', 'archive'] loop
-      execute format('create table posthouse.%I (like posthouse.%I including all)', part || '_' || lo, part);
-      -- Attaching locks the parent far less than making a partition of it would.
-      execute format('alter table posthouse.%I add constraint id_range check (id >= %s and id < %s)', part || '_' || lo, lo, hi);
-      execute format('alter table posthouse.%I attach partition posthouse.%I for values from (%s) to (%s)',
-                     part, part || '_' || lo, lo, hi);
-      execute format('alter table posthouse.%I drop constraint id_range', part || '_' || lo);
-    end loop;
+    begin
+      foreach part in array array['payload', 'archive'] loop
+        execute format('create table posthouse.%I (like posthouse.%I including all)', part || '_' || lo, part);
+        -- Attaching locks the parent far less than making a partition of it would.
+        execute format('alter table posthouse.%I add constraint id_range check (id >= %s and id < %s)', part || '_' || lo, lo, hi);
+        execute format('alter table posthouse.%I attach partition posthouse.%I for values from (%s) to (%s)',
+                       part, part || '_' || lo, lo, hi);
+        execute format('alter table posthouse.%I drop constraint id_range', part || '_' || lo);
+      end loop;
+    exception when duplicate_table or invalid_object_definition then
+      -- The snapshot of this transaction is older than the partitions that others have made: they are there all the same.
+      return;
+    end;
     insert into posthouse.id_range values (lo, hi);
   end loop;
 end $$;

@@ -38,7 +38,8 @@ begin
   from pg_locks k
   left join pg_stat_activity a on a.pid = k.pid
   left join pg_prepared_xacts x on k.pid is null and k.virtualtransaction = '-1/' || x.transaction::text
-  where k.locktype = 'relation' and k.relation = 'posthouse.job'::regclass and k.mode = 'RowExclusiveLock'
+  where k.locktype = 'relation' and k.database = (select d.oid from pg_database d where d.datname = current_database())
+    and k.relation = 'posthouse.job'::regclass and k.mode = 'RowExclusiveLock'
     and k.pid is distinct from pg_backend_pid();
   insert into posthouse.lane_floor (lane_id, floor_at)
   select l.id, least(coalesce(j.run_at, safe), safe)

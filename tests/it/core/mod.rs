@@ -4,5 +4,6 @@ mod claim;
 mod enqueue;
 mod lease;
 mod operate;
+mod races;
 mod settle;
 mod support;

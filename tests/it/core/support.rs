@@ -234,6 +234,15 @@ impl Session {
         self.get::<Option<String>>(&format!("select posthouse.state_of({id})")).await.unwrap_or_default()
     }
 
+    /// Take the cure out of a function, to see the harm that it prevents.
+    pub(super) async fn cripple(&self, function: &str, cure: &str, without: &str) {
+        let definition: String = self
+            .get(&format!("select pg_get_functiondef(oid) from pg_proc where proname = '{function}' and pronamespace = 'posthouse'::regnamespace"))
+            .await;
+        assert!(definition.contains(cure), "{function} does not contain {cure:?} any more:\n{definition}");
+        self.run(&definition.replace(cure, without)).await;
+    }
+
     /// Wait until another session waits for a lock.
     pub(super) async fn wait_blocked(&self, pid: i32) {
         let sql = format!("select cardinality(pg_blocking_pids({pid})) > 0");
