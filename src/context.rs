@@ -107,6 +107,11 @@ impl Context {
         self.inner.job.enqueued_at
     }
 
+    /// The W3C trace context of whoever enqueued it, as JSON, to go on with.
+    pub fn trace(&self) -> Option<&RawValue> {
+        self.inner.job.trace.as_deref()
+    }
+
     /// When the attempt times out. `None`: the job has no timeout.
     pub fn deadline(&self) -> Option<Instant> {
         self.inner.deadline

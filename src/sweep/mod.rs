@@ -59,7 +59,11 @@ pub(crate) async fn sweep(database: Database, stop: CancellationToken) {
                         continue;
                     }
                     if let Err(error) = sweep.run(&store).await {
-                        tracing::debug!(sweep = sweep.name(), %error, "sweep failed; it comes again");
+                        if error.is_transient() {
+                            tracing::debug!(sweep = sweep.name(), %error, "sweep failed; it comes again");
+                        } else {
+                            tracing::warn!(sweep = sweep.name(), %error, "sweep refused; it comes again");
+                        }
                     }
                     *at = Instant::now() + jitter(sweep.every());
                 }

@@ -19,8 +19,9 @@ use crate::worker::shared::{Incarnation, Shared};
 
 /// Jobs in one claim: enough to make a round trip cheap, few enough that other workers get their share of a burst.
 const MAX_JOBS: usize = 500;
-/// A claim that finds nothing although a job is said to be due (its tenant is at its cap, say) is not repeated sooner.
-const MIN_WAIT: Duration = Duration::from_millis(10);
+/// After a claim that found nothing although a job is said to be due (another worker is just claiming it, say) the next one
+/// comes no sooner, and later each time.
+const MIN_WAIT: Duration = Duration::from_millis(20);
 
 /// Permits for jobs that are about to be claimed.
 struct Permits {
@@ -42,14 +43,14 @@ enum Catch {
 pub(crate) async fn claim(shared: Arc<Shared>) {
     let mut claimer = Claimer {
         store: shared.database.store("claim"),
-        shared,
         after_lane: 0,
-        empty: 0,
+        in_vain: Pause::new(MIN_WAIT, shared.settings.poll.max(MIN_WAIT)),
+        shared,
         pause: Pause::new(Duration::from_millis(50), Duration::from_secs(1)),
     };
     while let Some((incarnation, permits)) = claimer.ready().await {
         match claimer.claim(&incarnation, permits).await {
-            Catch::Some => claimer.empty = 0,
+            Catch::Some => claimer.in_vain.reset(),
             Catch::Nothing if claimer.is_all_done(&incarnation).await => return,
             Catch::Nothing => claimer.wait(&incarnation).await,
             Catch::Failed => claimer.rest().await,
@@ -62,8 +63,8 @@ struct Claimer {
     store: Store,
     /// Where the round robin over lanes goes on.
     after_lane: i64,
-    /// Claims in a row that found nothing.
-    empty: u32,
+    /// The wait after a claim that found nothing although a job was said to be due.
+    in_vain: Pause,
     pause: Pause,
 }
 
@@ -181,14 +182,18 @@ impl Claimer {
             None => return,
         };
         let poll = jitter(self.shared.settings.poll);
-        let at_least = MIN_WAIT.saturating_mul(1 << self.empty.min(10)).min(poll);
-        self.empty = self.empty.saturating_add(1);
-        let wait = due.map_or(poll, |due| due.clamp(at_least, poll));
+        let wait = match due {
+            Some(due) if due < MIN_WAIT => self.in_vain.next().min(poll),
+            due => {
+                self.in_vain.reset();
+                due.map_or(poll, |due| due.min(poll))
+            }
+        };
         tokio::select! {
             biased;
             () = self.shared.stop.cancelled() => {}
             () = incarnation.over.cancelled() => {}
-            () = self.shared.wake.notified() => self.empty = 0,
+            () = self.shared.wake.notified() => self.in_vain.reset(),
             () = tokio::time::sleep(wait) => {}
         }
     }

@@ -15,7 +15,7 @@ use tokio::time::{sleep, sleep_until, timeout};
 use uuid::Uuid;
 
 use crate::error::{Error, Result};
-use crate::store::{Beat, Pulse, Registration, Store};
+use crate::store::{Beat, Pulse, Registration, Store, schema_status};
 use crate::worker::event::Event;
 use crate::worker::ledger::Holding;
 use crate::worker::listen::listen;
@@ -50,15 +50,13 @@ pub(crate) fn start(shared: Arc<Shared>) -> Result<oneshot::Receiver<thread::Res
 
 async fn keep(shared: &Arc<Shared>) -> Result<()> {
     let listener = tokio::spawn(listen(shared.clone()));
-    let mut first = true;
     let result = loop {
-        match register(shared, first).await {
+        match register(shared).await {
             Ok(Some((incarnation, store))) => {
                 let mut heart = Heart { shared, incarnation, store, with_list: false, pause: Heart::pause(shared) };
                 if !heart.beat_until_over().await {
                     break Ok(());
                 }
-                first = false;
             }
             Ok(None) => break Ok(()),
             Err(error) => break Err(error),
@@ -69,23 +67,18 @@ async fn keep(shared: &Arc<Shared>) -> Result<()> {
 }
 
 /// Registers under a new id, for as long as it takes. `None`: the worker stops. Errors if trying again cannot help.
-async fn register(shared: &Shared, first: bool) -> Result<Option<(Arc<Incarnation>, Store)>> {
+async fn register(shared: &Shared) -> Result<Option<(Arc<Incarnation>, Store)>> {
     let mut pause = Pause::new(Duration::from_millis(100), Duration::from_secs(2));
     // Two in a row may go unanswered before the lease is over.
     let limit = (shared.settings.lease / 3).min(MAX_ANSWER);
     let store = shared.database.store("heartbeat").with_timeout(limit);
     while !shared.stop.is_cancelled() {
-        // An id whose registration was not answered may be registered all the same, so it is not used again.
-        let worker = Uuid::new_v4();
-        let registration = registration(shared, worker);
-        let sent = Instant::now();
-        let asked = store.register_worker(&registration);
-        let Some(answer) = shared.stop.run_until_cancelled(asked).await else { break };
+        let Some(answer) = shared.stop.run_until_cancelled(register_once(shared, &store)).await else { break };
         match answer {
-            Ok(()) => {
+            Ok(incarnation) => {
                 shared.call_answered();
-                let incarnation = Arc::new(Incarnation::new(worker, shared.settings.lease, sent));
-                tracing::info!(%worker, queues = ?shared.settings.queues, first, "worker registered");
+                let (worker, incarnation) = (incarnation.worker, Arc::new(incarnation));
+                tracing::info!(%worker, queues = ?shared.settings.queues, "worker registered");
                 shared.emit(&Event::Registered { worker });
                 shared.incarnation.send_replace(Some(incarnation.clone()));
                 return Ok(Some((incarnation, store)));
@@ -99,6 +92,16 @@ async fn register(shared: &Shared, first: bool) -> Result<Option<(Arc<Incarnatio
         let _ = shared.stop.run_until_cancelled(sleep(pause.next())).await;
     }
     Ok(None)
+}
+
+async fn register_once(shared: &Shared, store: &Store) -> Result<Incarnation> {
+    let status = timeout(MAX_ANSWER, schema_status(&shared.database)).await;
+    status.map_err(|_| Error::disconnected("no answer from Postgres about its schema", false))??.check()?;
+    // An id whose registration was not answered may be registered all the same, so it is not used again.
+    let worker = Uuid::new_v4();
+    let sent = Instant::now();
+    store.register_worker(&registration(shared, worker)).await?;
+    Ok(Incarnation::new(worker, shared.settings.lease, sent))
 }
 
 fn registration(shared: &Shared, worker: Uuid) -> Registration {

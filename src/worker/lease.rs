@@ -134,7 +134,7 @@ mod tests {
     }
 
     fn attempts() -> impl Strategy<Value = Vec<Attempt>> {
-        let one = (1..700u64, 0..600u64, 0..600u64, prop::bool::weighted(0.15), prop::bool::weighted(0.15)).prop_map(
+        let one = (1..900u64, 0..700u64, 0..700u64, prop::bool::weighted(0.15), prop::bool::weighted(0.15)).prop_map(
             |(gap, there, back, answer_lost, request_lost)| Attempt { gap, there, back, answer_lost, request_lost },
         );
         prop::collection::vec(one, 1..40)
@@ -178,11 +178,13 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2_000))]
+
         /// While the worker believes in its right, nobody has taken its jobs, whatever is lost, slow or down.
         #[test]
         fn never_believed_in_for_longer_than_it_stands(
             attempts in attempts(),
-            outages in prop::collection::vec((1..900u64, 0..4_000u64), 0..4),
+            outages in prop::collection::vec((1..1_500u64, 0..1_500u64), 0..8),
         ) {
             let start = Instant::now();
             let mut server = Server { outages: Vec::new(), expires_at: LEASE_MS, rescued_at: None };

@@ -164,7 +164,8 @@ impl Settler {
             slip.incarnation.ledger().forget(id, fence);
             drop(slip.room);
         }
-        if comes_again {
+        // One that ends when all is done looks again when it may be.
+        if comes_again || self.shared.settings.until_empty {
             self.shared.wake.notify_one();
         }
     }

@@ -10,7 +10,7 @@ use posthouse::{Context, Outcome, Posthouse};
 use tokio::sync::Semaphore;
 
 use crate::harness::{FaultProxy, SOON, wait_until};
-use crate::worker_support::{Background, Log, database, database_on, enqueue, job_in, queue_at, worker_at};
+use crate::worker_support::{Background, Log, database, database_on, enqueue, job_in, queue_at, stays, worker_at};
 
 const LEASE: Duration = Duration::from_secs(2);
 
@@ -27,10 +27,8 @@ fn waits_for(builder: Builder, log: &Log, gate: &Arc<Semaphore>) -> Builder {
     })
 }
 
-/// Waits until the sweep of a worker would have rescued the jobs of a worker that fell silent now, and then some.
-async fn longer_than_a_rescue() {
-    tokio::time::sleep(LEASE * 2 + Duration::from_secs(2)).await;
-}
+/// By then the sweep of a worker would have rescued the jobs of a worker that fell silent at the beginning, and then some.
+const LONGER_THAN_A_RESCUE: Duration = Duration::from_secs(2 * LEASE.as_secs() + 2);
 
 async fn count(database: &TestDatabase, sql: &str) -> i64 {
     database.connect().await.query_one(sql, &[]).await.unwrap().get(0)
@@ -43,7 +41,7 @@ async fn a_job_may_be_longer_than_many_leases() {
     let id = enqueue(&queue, "k", 1).await[0];
     let workers = [0, 1].map(|_| Background::start(waits_for(worker_at(database.url()).lease(LEASE), &log, &gate)));
     log.wait_for_open(1).await;
-    longer_than_a_rescue().await;
+    stays(LONGER_THAN_A_RESCUE, "one handler runs", async || (log.open(), log.runs_of(id)) == (1, 1)).await;
     gate.add_permits(1);
     assert_eq!(job_in(&queue, id, "done").await.attempt, 1);
     assert_eq!(log.runs_of(id), 1);
@@ -161,14 +159,14 @@ async fn a_server_that_is_down_for_longer_than_a_lease_costs_no_second_run() {
     for worker in &workers {
         worker.says("connection to Postgres lost").await;
     }
-    longer_than_a_rescue().await;
-    assert_eq!(log.open(), 20, "nobody could have taken the work, so nothing was stopped");
+    // Nobody can take the work, so nothing is stopped.
+    stays(LONGER_THAN_A_RESCUE, "twenty handlers run", async || log.open() == 20).await;
     let server = cluster.clone();
     tokio::task::spawn_blocking(move || server.server().restart().unwrap()).await.unwrap();
     for worker in &workers {
         worker.says("connection to Postgres restored").await;
     }
-    longer_than_a_rescue().await;
+    stays(LONGER_THAN_A_RESCUE, "each job has run once", async || log.runs().len() == 40).await;
     gate.add_permits(20);
     for id in ids {
         assert_eq!(job_in(&queue, id, "done").await.attempt, 1);
@@ -196,8 +194,8 @@ async fn a_server_that_is_read_only_for_longer_than_a_lease_costs_no_second_run(
     read_only("on").await;
     worker.says("connection to Postgres lost").await;
     gate.add_permits(2);
-    longer_than_a_rescue().await;
-    assert_eq!(log.open(), 2);
+    log.wait_for_open(2).await;
+    stays(LONGER_THAN_A_RESCUE, "two handlers run", async || log.open() == 2).await;
     admin.batch_execute("set default_transaction_read_only = off").await.unwrap();
     read_only("off").await;
     gate.add_permits(2);

@@ -52,6 +52,15 @@ pub(crate) async fn job_in(queue: &Posthouse, id: i64, state: &str) -> JobRecord
     }
 }
 
+/// Fails unless the condition holds all the time.
+pub(crate) async fn stays(so_long: Duration, what: &str, mut condition: impl AsyncFnMut() -> bool) {
+    let until = Instant::now() + so_long;
+    while Instant::now() < until {
+        assert!(condition().await, "not all the time: {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
 /// A worker that runs in the background. Ends with the test.
 pub(crate) struct Background {
     stop: CancellationToken,
