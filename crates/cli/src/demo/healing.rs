@@ -102,18 +102,17 @@ fn rate_limit(played: &Played) -> Option<Healing> {
     })
 }
 
-/// The slowest answer, if it stands out.
+/// The scripted spike; with a real provider the slowest answer, if it stands out.
 fn spike(played: &Played) -> Option<Healing> {
-    let mut times: Vec<(Duration, i64)> = played
-        .jobs()
-        .filter_map(|(job, _)| Some((Duration::from_millis(job.usage.as_ref()?["latency_ms"].as_u64()?), job.id)))
-        .collect();
+    let latency = |job: &JobRecord| Some(Duration::from_millis(job.usage.as_ref()?["latency_ms"].as_u64()?));
+    let mut times: Vec<(Duration, i64)> = played.jobs().filter_map(|(job, _)| Some((latency(job)?, job.id))).collect();
     times.sort_unstable();
     let (median, _) = *times.get(times.len() / 2)?;
-    let (slowest, id) = *times.last()?;
-    if slowest < median * 2 || slowest < LEASE {
-        return None;
-    }
+    let scripted = played.trouble.spike.map(|place| played.ids[place]);
+    let (slowest, id) = match scripted {
+        Some(scripted) => *times.iter().find(|(_, id)| *id == scripted)?,
+        None => *times.last().filter(|(slowest, _)| *slowest >= LEASE.max(median * 2))?,
+    };
     let seconds = |time: Duration| format!("{:.1} s", time.as_secs_f64());
     Some(Healing {
         what: "latency spike",

@@ -16,7 +16,8 @@ const PARAGRAPH_BYTES_MIN: usize = 90;
 /// A shorter piece is not cut any further.
 const CUT_BYTES_MIN: usize = 240;
 
-const DOCUMENTS: [&str; 3] = [
+const DOCUMENTS: [&str; 4] = [
+    include_str!("../../../../README.md"),
     include_str!("../../../../ARCHITECTURE.md"),
     include_str!("../../../../CONTRIBUTING.md"),
     include_str!("../../../../CHANGELOG.md"),
@@ -41,7 +42,8 @@ fn without_marks(document: &str) -> String {
     for line in document.lines() {
         let code_fence = line.trim_start().starts_with("```");
         // "**Plans.** A settle …" is a lead-in, not a sentence.
-        let line = if code_fence { line.to_owned() } else { line.replace(".** ", ": ").replace(['`', '*'], "") };
+        let line =
+            if code_fence { line.to_owned() } else { line.replace(".** ", ": ").replace("**", "").replace('`', "") };
         let mut rest = line.as_str();
         while let Some((before, after)) = rest.split_once("](") {
             let (head, tail) = (before.rsplit_once('[').unwrap_or((before, "")), after.split_once(')'));

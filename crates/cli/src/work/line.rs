@@ -35,7 +35,7 @@ impl fmt::Display for Opening {
         let plural = |names: &[String]| if names.len() == 1 { "" } else { "s" };
         write!(
             f,
-            "posthouse {} (pid {}) serves queue{} {}, kind{} {}; up to {} at once, lease {}",
+            "posthouse {} (pid {}) serves queue{} {}; kind{} {}; up to {} at once; lease {}",
             env!("CARGO_PKG_VERSION"),
             std::process::id(),
             plural(&self.queues),

@@ -1,0 +1,12 @@
+//! The commands that stay up, with real processes: what they print, what they leave behind when they end, however they end.
+
+#![allow(clippy::unwrap_used)]
+
+mod demo;
+mod dev;
+mod processes;
+// Shared with the tests of the other commands; not all of it is needed here.
+#[allow(dead_code)]
+#[path = "../commands/support.rs"]
+mod support;
+mod work;
