@@ -170,7 +170,9 @@ fn judge(status: ExitStatus, output: &mut Tail, errors: &mut Tail) -> Outcome {
     if status.success() {
         return match result(output) {
             Ok(result) => Outcome::Done(result),
-            Err(error) => Outcome::fail(JobError::new("result", format!("the output cannot be written as JSON: {error}"))),
+            Err(error) => {
+                Outcome::fail(JobError::new("result", format!("the output cannot be written as JSON: {error}")))
+            }
         };
     }
     let (printed, said) = (output.text(), errors.text());
