@@ -32,6 +32,7 @@ struct Faults {
     generation: u64,
     refuse: bool,
     stall: bool,
+    stall_answers: bool,
     delay: Duration,
     cut: Option<Cut>,
 }
@@ -119,6 +120,11 @@ impl FaultProxy {
     /// Connections stay open and nothing comes through, as when a cable is pulled.
     pub(crate) fn stall(&self) {
         self.faults.send_modify(|faults| faults.stall = true);
+    }
+
+    /// What is asked comes through and takes effect, and no answer comes back.
+    pub(crate) fn stall_answers(&self) {
+        self.faults.send_modify(|faults| faults.stall_answers = true);
     }
 
     /// Holds up each piece of data this long, in both directions.
@@ -240,6 +246,7 @@ async fn answers(
             continue;
         }
         pass(&mut seen).await;
+        seen.wait_for(|faults| !faults.stall_answers).await.ok();
         to.write_all(&buffer[..length]).await?;
     }
 }

@@ -1,17 +1,15 @@
 //! Workers killed with SIGKILL, at every stage of a job: before its handler starts, in the middle, after it has finished,
 //! after that was recorded; and by the job itself.
 
-use std::time::Duration;
-
 use posthouse::NewJob;
 
-use super::support::{Journal, LATER, all_final, assert_one_record_each, assert_worker_lost, number, runs, work};
+use super::support::{
+    Journal, LATER, all_final, assert_one_record_each, assert_worker_lost, falls_asleep, number, only_when_told, runs,
+    work,
+};
 use crate::client::queue_database;
 use crate::harness::{FaultProxy, SOON, wait_until};
 use crate::worker_support::{enqueue, job_in, queue_at};
-
-/// How long the wire holds up each piece of data, so that a worker can be killed between a commit and its answer.
-const HELD_UP: Duration = Duration::from_millis(600);
 
 #[tokio::test]
 async fn before_the_handler_starts() {
@@ -19,10 +17,11 @@ async fn before_the_handler_starts() {
     let queue = queue_at(database.url());
     let proxy = FaultProxy::start(database.url()).await;
     let handler = format!("k={}", journal.command("true"));
-    let arguments = ["--lease-ms", "3000", "--exec", &handler];
-    let mut doomed = work(&proxy.url(database.url()), &journal, &arguments);
-    doomed.printed("registered", SOON).await;
-    proxy.delay(HELD_UP);
+    let arguments = ["--lease-ms", "1500", "--exec", &handler];
+    let told = only_when_told(&database);
+    let mut doomed = work(&proxy.url(database.url()), &journal, &[&arguments[..], &told].concat());
+    falls_asleep(&database).await;
+    proxy.stall_answers();
     let id = enqueue(&queue, "k", 1).await[0];
     job_in(&queue, id, "running").await;
     doomed.kill_9();
@@ -101,16 +100,19 @@ async fn after_the_outcome_was_recorded_and_before_it_knew() {
     let queue = queue_at(database.url());
     let proxy = FaultProxy::start(database.url()).await;
     let handler = format!("k={}", journal.command("wait_for gate; echo $PPID"));
-    let arguments = ["--lease-ms", "3000", "--exec", &handler];
-    let id = enqueue(&queue, "k", 1).await[0];
+    let arguments = ["--lease-ms", "1500", "--exec", &handler, "--exec", "first=true"];
+    // So that the connection for outcomes is there.
+    let first = enqueue(&queue, "first", 1).await[0];
     let mut doomed = work(&proxy.url(database.url()), &journal, &arguments);
+    job_in(&queue, first, "done").await;
+    let id = enqueue(&queue, "k", 1).await[0];
     journal.wait_for("start", id, 1).await;
-    proxy.delay(HELD_UP);
+    proxy.stall_answers();
     journal.open("gate");
     job_in(&queue, id, "done").await;
     doomed.kill_9();
     doomed.ended(SOON).await;
-    assert!(!doomed.output().contains("done"), "the answer was not to arrive:\n{}", doomed.output());
+    assert!(!doomed.output().contains(&format!("job {id} done")), "the answer was not to arrive:\n{}", doomed.output());
     let _other = work(database.url(), &journal, &arguments);
     wait_until(LATER, "the dead worker and its claims are cleared away", async || {
         let left = "select (select count(*) from posthouse.worker where dead_at is not null) = 1 and

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use posthouse::NewJob;
 
-use super::support::{Journal, assert_one_record_each, assert_worker_lost, runs, work};
+use super::support::{Journal, assert_one_record_each, assert_worker_lost, falls_asleep, only_when_told, runs, work};
 use crate::client::queue_database;
 use crate::harness::{FaultProxy, SOON, wait_until};
 use crate::worker_support::{enqueue, job_in, queue_at};
@@ -105,10 +105,10 @@ async fn a_claim_whose_answer_is_on_its_way_at_the_end_strands_nothing() {
     let queue = queue_at(database.url());
     let proxy = FaultProxy::start(database.url()).await;
     let handler = format!("k={}", journal.command("true"));
-    let arguments = [&LONG[..], &["--exec", &handler]].concat();
+    let arguments = [&LONG[..], &only_when_told(&database), &["--exec", &handler]].concat();
     let mut worker = work(&proxy.url(database.url()), &journal, &arguments);
-    worker.printed("registered", SOON).await;
-    proxy.delay(Duration::from_millis(400));
+    falls_asleep(&database).await;
+    proxy.stall_answers();
     let ids = enqueue(&queue, "k", 20).await;
     job_in(&queue, ids[0], "running").await;
     worker.terminate();

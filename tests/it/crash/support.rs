@@ -138,6 +138,23 @@ pub(super) fn work(url: &str, journal: &Journal, arguments: &[&str]) -> Program 
     Program::start(&mut command)
 }
 
+/// Arguments for a worker that looks for work only when it is told to, and hears that by a wire of its own.
+pub(super) fn only_when_told(database: &TestDatabase) -> [&str; 4] {
+    ["--poll-ms", "300000", "--listen-url", database.url()]
+}
+
+/// Waits until the only worker has looked for work, found none, and gone to sleep.
+pub(super) async fn falls_asleep(database: &TestDatabase) {
+    let client = database.connect().await;
+    let asleep = "select count(*) from pg_stat_activity where datname = current_database()
+        and application_name = 'posthouse/claim' and state = 'idle' and query like '%next_due%'
+        and state_change < clock_timestamp() - interval '300 milliseconds'";
+    wait_until(SOON, "the worker is asleep", async || {
+        client.query_one(asleep, &[]).await.unwrap().get::<_, i64>(0) == 1
+    })
+    .await;
+}
+
 /// Set in a child process: the database it works on, and the journal.
 const CHILD_URL: &str = "POSTHOUSE_TEST_CHILD_URL";
 const CHILD_JOURNAL: &str = "POSTHOUSE_TEST_CHILD_JOURNAL";
