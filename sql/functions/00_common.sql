@@ -1,4 +1,7 @@
 -- What the other functions share: checks of names, cleaning of what cannot be stored, partitions, lanes.
+--
+-- Functions that read big tables forbid sequential and bitmap scans: a plan made on an empty table is kept by its session, and
+-- must be one that will do when the table is full.
 
 -- Raise PH001 unless a name is 1 to 200 bytes without control characters.
 create or replace function posthouse.check_name(field text, value text) returns void
@@ -70,8 +73,8 @@ as $$
   select greatest(w.expires_at, pg_postmaster_start_time() + make_interval(secs => w.lease_ms / 1000.0))
 $$;
 
--- Make partitions of payload and archive until there is one for `last_id`. Ranges grow with the ids, so that their
--- number stays small: a million ids at first, then an eighth of all ids so far.
+-- Make partitions of payload and archive until there is one for `last_id`, and for all ids between it and the ones there
+-- are. Ranges grow with the ids, so that their number stays small: a million ids at first, then an eighth of all ids so far.
 create or replace function posthouse.make_partitions(last_id bigint) returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -83,14 +86,16 @@ declare
 begin
   perform pg_advisory_xact_lock(1346912000, 1);
   loop
-    select coalesce(max(r.upper), 0) into lo from posthouse.id_range r;
-    exit when lo > last_id;
+    exit when exists (select from posthouse.id_range r where r.lower <= last_id and r.upper > last_id);
+    select coalesce(max(r.upper), 0) into lo from posthouse.id_range r where r.upper <= last_id;
     hi := lo + greatest(1000000, (lo / 8 / 1000000) * 1000000);
     -- Somebody may have set the sequence far ahead: do not fill the gap with partitions.
-    if hi <= last_id then
-      lo := greatest(lo, (last_id / 1000000) * 1000000);
-      hi := lo + 1000000;
+    if last_id - lo > 64 * (hi - lo) then
+      lo := (last_id / 1000000 - 1) * 1000000;
+      hi := lo + 2000000;
     end if;
+    -- Or back, into such a gap.
+    select least(hi, min(r.lower)) into hi from posthouse.id_range r where r.lower > last_id;
     begin
       foreach part in array array['payload', 'archive'] loop
         execute format('create table posthouse.%I (like posthouse.%I including all)', part || '_' || lo, part);
@@ -122,6 +127,8 @@ $$;
 create or replace function posthouse.wake_lane(lane_id bigint, due timestamptz) returns bigint
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   l posthouse.lane;
@@ -167,6 +174,8 @@ end $$;
 create or replace function posthouse.lane_for(queue text, priority int, tenant text, kind text, due timestamptz) returns bigint
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   lane_id bigint;

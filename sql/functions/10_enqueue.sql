@@ -4,6 +4,8 @@
 create or replace function posthouse.state_of(job_id bigint) returns text
 language sql stable
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
   select coalesce(
     (select j.state::text from posthouse.job j where j.id = job_id),
@@ -18,6 +20,8 @@ create or replace function posthouse.take_key(tenant text, scope text, key text,
 returns bigint
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   held posthouse.dedupe;
@@ -109,6 +113,8 @@ create or replace function posthouse.enqueue(
 returns table (id bigint, state text, duplicate boolean)
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
 declare
@@ -147,6 +153,8 @@ create or replace function posthouse.enqueue_many(jobs jsonb)
 returns table (ordinal int, id bigint, state text, duplicate boolean)
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
 set jit = off
 as $$
 #variable_conflict use_column

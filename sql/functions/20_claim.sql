@@ -269,6 +269,8 @@ create or replace function posthouse.claim_level(worker uuid, queues text[], kin
   after_lane bigint, due timestamptz, out ids bigint[], out fences int[], out empty bigint[])
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare

@@ -119,6 +119,8 @@ create or replace function posthouse.archive_job(j posthouse.job, state posthous
 returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 begin
   delete from posthouse.job x where x.id = j.id;
@@ -151,6 +153,8 @@ create or replace function posthouse.bury_job(j posthouse.job, class text, error
 returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 begin
   perform posthouse.record_error(j, class, error, detail, usage);
@@ -169,6 +173,8 @@ create or replace function posthouse.requeue_job(j posthouse.job, due timestampt
 returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   to_lane bigint := posthouse.wake_lane(j.lane_id, due);
@@ -192,6 +198,8 @@ end $$;
 create or replace function posthouse.settle_other(worker uuid, o jsonb) returns text
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   j posthouse.job := posthouse.attempt_job(worker, (o ->> 'id')::bigint, (o ->> 'fence')::bigint);
@@ -257,6 +265,8 @@ $$;
 create or replace function posthouse.settled_before(worker uuid, id bigint, fence bigint, out verdict text, out state text)
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   seen boolean;
@@ -285,6 +295,8 @@ create or replace function posthouse.settle(worker uuid, outcomes json)
 returns table (id bigint, fence bigint, verdict text, state text)
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
 set jit = off
 as $$
 #variable_conflict use_column
@@ -370,6 +382,8 @@ $$;
 create or replace function posthouse.progress(worker uuid, id bigint, fence bigint, progress jsonb) returns boolean
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 begin
   if pg_column_size(progress.progress) > 65536 then

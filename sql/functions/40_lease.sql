@@ -29,6 +29,8 @@ create or replace function posthouse.heartbeat(worker uuid, mark bigint default 
 returns table (expires_in_ms bigint, mismatch boolean, cancel bigint[], lost bigint[], released int)
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
 set jit = off
 as $$
 #variable_conflict use_column
@@ -86,6 +88,8 @@ end $$;
 create or replace function posthouse.take_back(worker uuid, id bigint, fence bigint, refund boolean) returns boolean
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   j posthouse.job;
@@ -173,6 +177,8 @@ end $$;
 create or replace function posthouse.take_back_claim(worker uuid, seq bigint) returns int
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   left_over int;
@@ -203,6 +209,8 @@ $$;
 create or replace function posthouse.retire_worker(worker uuid) returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 begin
   perform posthouse.check_isolation();

@@ -5,6 +5,8 @@
 create or replace function posthouse.cancel(job_id bigint) returns text
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   j posthouse.job;
@@ -32,6 +34,8 @@ create or replace function posthouse.revive(id bigint, lane bigint, created_at t
   timeout_ms bigint, errors jsonb) returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   to_lane bigint := posthouse.wake_lane(lane, clock_timestamp());
@@ -51,6 +55,8 @@ end $$;
 create or replace function posthouse.retry(job_id bigint) returns text
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   j posthouse.job;
@@ -86,6 +92,8 @@ create or replace function posthouse.redrive(ids bigint[] default null, queue te
   tenant text default null, max_jobs int default 1000) returns bigint
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   d posthouse.dead_letter;
@@ -132,6 +140,8 @@ create or replace function posthouse.explain(job_id bigint)
 returns table (state text, reason text, until timestamptz)
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
 declare

@@ -85,6 +85,8 @@ end $$;
 create or replace function posthouse.fold() returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   held record;
@@ -139,7 +141,7 @@ begin
   end if;
   -- Well ahead of need, so that no enqueue has to make one.
   if posthouse.sweep_due('partitions', interval '10 seconds') then
-    perform posthouse.make_partitions((select s.last_value from posthouse.job_id_seq s) + 1000000);
+    perform posthouse.make_partitions(s.last_value), posthouse.make_partitions(s.last_value + 1000000) from posthouse.job_id_seq s;
   end if;
   -- Last, since it holds off whoever gives jobs back to the front of the line until the end of this transaction.
   began := clock_timestamp();

@@ -4,6 +4,7 @@ mod claim;
 mod enqueue;
 mod lease;
 mod operate;
+mod plans;
 mod races;
 mod settle;
 mod support;
