@@ -49,6 +49,11 @@ const DRAIN: Duration = Duration::from_secs(1);
 /// The wait after exit 75 without a `delay_ms`.
 const NOT_NOW_DELAY: Duration = Duration::from_secs(30);
 
+/// The command starts when it reads a line, which is written when the watchdog knows of it: there is no moment in which it
+/// runs and would outlive a killed worker. A shell reads a line from a pipe byte by byte, so the input behind it is untouched.
+const GATE: &str = r#"read -r go && exec sh -c "$1""#;
+const GO: &[u8] = b"go\n";
+
 /// EX_USAGE and EX_DATAERR of sysexits.h: the input is wrong and stays wrong.
 const EXIT_NEVER: [i32; 2] = [64, 65];
 /// EX_TEMPFAIL of sysexits.h.
@@ -82,7 +87,7 @@ async fn run(
     cancelled: impl Future<Output = ()>,
 ) -> Outcome {
     let mut shell = Command::new("sh");
-    shell.args(["-c", command]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    shell.args(["-c", GATE, "sh", command]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     shell.env_remove(crate::work::STOP_AT_EOF);
     for (name, value) in environment {
         // A NUL cannot be in an environment; it would fail the start.
@@ -116,7 +121,10 @@ async fn watch(
     let feed = async {
         if let Some(mut stdin) = stdin {
             // A program that does not read its input has its reasons; dropping our end is the end of the input.
-            stdin.write_all(input.as_bytes()).await.ok();
+            let input = [GO, input.as_bytes()];
+            for part in input {
+                stdin.write_all(part).await.ok();
+            }
         }
     };
     let read_output = async {

@@ -30,7 +30,7 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// Starts a program at the head of a new group.
+    /// Starts a program at the head of a new group. When this returns the watchdog knows of it.
     pub(super) fn spawn(command: &mut Command) -> io::Result<Self> {
         let child = command.process_group(0).spawn()?;
         let id = child.id().and_then(|id| i32::try_from(id).ok()).ok_or(io::ErrorKind::InvalidData)?;

@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 use posthouse::testing::TestDatabase;
 use serde_json::Value;
 
-use crate::processes::{Folder, Running, eventually, runs};
+use crate::processes::{Folder, Running, eventually, processes_of, runs};
 use crate::support::{Queue, answer, posthouse};
 
 fn job(queue: &Queue, id: i64) -> Value {
@@ -170,4 +170,23 @@ async fn a_timeout_a_cancel_and_a_lost_lease_end_the_program() {
     frozen.line("lost");
     end(programs);
     assert_eq!(job(&queue, 3)["result"], 2);
+}
+
+#[tokio::test]
+async fn killed_while_it_starts_programs_it_leaves_none_behind() {
+    let (queue, folder) = (Queue::new().await, Folder::new("start"));
+    let exec = format!("k=echo >> {}; sleep 600; sleep 600", folder.file("started"));
+    for round in 0..5 {
+        for _ in 0..20 {
+            queue.enqueue(&["k", "{}", "--max-attempts", "100"]);
+        }
+        std::fs::remove_file(folder.path().join("started")).ok();
+        let mut running = Running::start(&mut worker(&queue, &exec, &["--concurrency", "20"]));
+        // Each round a little later in the middle of it.
+        eventually("programs start", || {
+            std::fs::read(folder.path().join("started")).is_ok_and(|notes| notes.len() > 4 * round)
+        });
+        assert!(!running.ended_by(Signal::SIGKILL).success());
+        eventually("no program is left", || processes_of(folder.path()).is_empty());
+    }
 }
