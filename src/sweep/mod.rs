@@ -1,6 +1,6 @@
 //! Housekeeping: idempotent sweeps in bounded batches, which any number of workers may run at the same time.
 //!
-//! [`rescue`] gives the jobs of dead workers back; tidying (partitions ahead of need, stragglers, folds) is one call that
+//! `rescue` gives the jobs of dead workers back; tidying (partitions ahead of need, stragglers, folds) is one call that
 //! Postgres does by itself. A sweep that fails is logged and comes again: none is ever needed at a given moment.
 
 mod rescue;

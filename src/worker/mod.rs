@@ -1,11 +1,11 @@
 //! The worker: claims jobs, runs their handlers, records their outcomes.
 //!
-//! Its parts, each a task that shares nothing with the others but [`shared`]: [`claim`] finds work and starts it,
-//! [`attempt`] runs one job, [`settle`] records outcomes, [`heartbeat`] keeps the lease (rules in [`lease`] and
-//! [`ledger`]) on a thread of its own, [`listen`] hears notifications, [`sweep`](crate::sweep) does the housekeeping.
+//! Its parts, each a task that shares nothing with the others but `shared`: `claim` finds work and starts it, `attempt`
+//! runs one job, `settle` records outcomes, `heartbeat` keeps the lease (rules in `lease` and `ledger`) on a thread of its
+//! own, `listen` hears notifications, [`sweep`] does the housekeeping.
 //!
 //! A worker has at most five connections, whatever its concurrency: claims, outcomes and progress, heartbeat,
-//! notifications, housekeeping.
+//! notifications, housekeeping. (A sixth, to look at the schema, lives for a moment at each registration.)
 
 mod attempt;
 mod builder;

@@ -4,10 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use posthouse::context::CancelReason;
+use posthouse::store::{Database, Registration};
 use posthouse::testing::{TestCluster, TestDatabase};
 use posthouse::worker::Builder;
 use posthouse::{Context, Outcome, Posthouse};
 use tokio::sync::Semaphore;
+use uuid::Uuid;
 
 use crate::harness::{FaultProxy, SOON, wait_until};
 use crate::worker_support::{Background, Log, database, database_on, enqueue, job_in, queue_at, stays, worker_at};
@@ -77,6 +79,45 @@ async fn a_runtime_that_stands_still_loses_no_lease() {
     let summary = tokio::task::spawn_blocking(move || blocked.join().unwrap()).await.unwrap();
     assert_eq!((summary.done, summary.lost), (1, 0));
     other.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_runtime_that_stands_still_drains_its_notifications() {
+    let (database, log) = (database().await, Log::default());
+    enqueue(&queue_at(database.url()), "k", 1).await;
+    let (go_on, blocked) = std::sync::mpsc::channel::<()>();
+    let (runs, url, blocked) = (log.clone(), database.url().to_owned(), Arc::new(std::sync::Mutex::new(blocked)));
+    let worker = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let worker = worker_at(&url).until_empty(true).handle_kind("k", move |_, context: Context| {
+            let (run, blocked) = (runs.begin(context.job_id()), blocked.clone());
+            async move {
+                let _run = run;
+                blocked.lock().unwrap().recv().ok();
+            }
+        });
+        runtime.block_on(worker.run_until(std::future::pending())).unwrap()
+    });
+    log.wait_for_open(1).await;
+    let admin = database.connect().await;
+    // More than the buffers of a socket hold.
+    let said = "select pg_notify('posthouse_wake', n || repeat('x', 2000)) from generate_series(1, 20000) n";
+    admin.batch_execute(said).await.unwrap();
+    let stuck = "select count(*) from pg_stat_activity where datname = current_database()
+        and application_name = 'posthouse/listen' and (wait_event is distinct from 'ClientRead' or backend_xmin is not null)";
+    let look = database.connect().await;
+    let stuck = async || look.query_one(stuck, &[]).await.unwrap().get::<_, i64>(0) > 0;
+    let mut free_since = Instant::now();
+    wait_until(SOON, "the listener is free for a second", async || {
+        if stuck().await {
+            free_since = Instant::now();
+        }
+        free_since.elapsed() > Duration::from_secs(1)
+    })
+    .await;
+    assert_eq!(log.open(), 1, "the handler blocks all the time");
+    go_on.send(()).unwrap();
+    assert_eq!(tokio::task::spawn_blocking(move || worker.join().unwrap()).await.unwrap().done, 1);
 }
 
 #[tokio::test]
@@ -206,6 +247,53 @@ async fn a_server_that_is_read_only_for_longer_than_a_lease_costs_no_second_run(
     }
     log.assert_no_overlap();
     worker.end().await;
+}
+
+#[tokio::test]
+async fn a_rescue_that_is_cut_short_is_finished_later() {
+    const JOBS: usize = 250;
+    let cluster = tokio::task::spawn_blocking(|| Arc::new(TestCluster::dedicated(&[]))).await.unwrap();
+    let (database, log, gate) = (database_on(&cluster).await, Log::default(), Arc::new(Semaphore::new(JOBS)));
+    let queue = queue_at(database.url());
+    let ids = enqueue(&queue, "k", JOBS).await;
+    let store = Database::new(database.url()).unwrap().store("test");
+    let (silent, kinds) = (Uuid::new_v4(), vec!["k".to_owned()]);
+    let registration = Registration {
+        worker: silent,
+        lease: LEASE,
+        queues: vec!["default".to_owned()],
+        kinds,
+        slots: 250,
+        host: "test".to_owned(),
+        pid: 1,
+        version: "test".to_owned(),
+    };
+    store.register_worker(&registration).await.unwrap();
+    let mut taken = 0;
+    for seq in 1.. {
+        taken += store.claim(silent, seq, 50, 0).await.unwrap().len();
+        if taken == JOBS {
+            break;
+        }
+    }
+    // Slow enough to be caught in the middle.
+    let slow = "create function public.slow() returns trigger language plpgsql as $$ begin perform pg_sleep(0.01); return new; end $$;
+        create trigger slow before update on posthouse.job for each row
+        when (old.state = 'running' and new.state = 'queued') execute function public.slow()";
+    database.connect().await.batch_execute(slow).await.unwrap();
+    let worker = Background::start(waits_for(worker_at(database.url()).lease(LEASE).concurrency(300), &log, &gate));
+    let rescuing =
+        "select count(*) from pg_stat_activity where application_name = 'posthouse/sweep' and state = 'active'
+        and query like '%rescue%' and query_start < clock_timestamp() - interval '200 milliseconds'";
+    wait_until(SOON, "the rescue is in the middle", async || count(&database, rescuing).await == 1).await;
+    cluster.server().kill_immediate();
+    let server = cluster.clone();
+    tokio::task::spawn_blocking(move || server.server().restart().unwrap()).await.unwrap();
+    for id in &ids {
+        assert_eq!(job_in(&queue, *id, "done").await.attempt, 2, "lost once");
+    }
+    assert!(ids.iter().all(|id| log.runs_of(*id) == 1));
+    assert_eq!(worker.end().await.done, JOBS as u64);
 }
 
 #[tokio::test]
