@@ -9,7 +9,7 @@ use tokio_postgres::GenericClient;
 
 use crate::error::{Error, Result};
 use crate::job::{DedupeFor, Enqueued, Job, NewJob};
-use crate::store::{self, DeadFilter, Database, JobFilter, JobRecord, QueueHealth, Reason, Store, WorkerRecord};
+use crate::store::{self, Database, DeadFilter, JobFilter, JobRecord, QueueHealth, Reason, Store, WorkerRecord};
 
 mod gather;
 

@@ -9,9 +9,9 @@ use serde_json::value::{RawValue, to_raw_value};
 use uuid::Uuid;
 
 use crate::error::Result;
+use crate::lease::Lease;
+use crate::signal::{Level, Signal};
 use crate::store::{ClaimedJob, Store};
-use crate::worker::lease::Lease;
-use crate::worker::signal::{Level, Signal};
 
 /// Given to every handler with its job. A cheap clone; all clones speak of the same attempt.
 ///

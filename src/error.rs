@@ -130,16 +130,20 @@ impl From<tokio_postgres::Error> for Error {
                 message.push_str(". ");
                 message.push_str(more);
             }
-            // A server that goes away says so in an error of class 57P; the connection is gone with it.
+            // The connection is gone with these. A backend that was terminated (57P01) says nothing about the server.
             let kind = match code.as_str() {
-                "57P01" | "57P02" | "57P03" => Kind::Disconnected { down: true },
+                "57P01" => Kind::Disconnected { down: false },
+                "57P02" | "57P03" => Kind::Disconnected { down: true },
                 _ => Kind::Sql { code },
             };
             return Self { kind, message, source: None };
         }
         // Postgres answered, but not what this binary expects; the driver tells such errors apart in their text only.
         let text = error.to_string();
-        if ["error deserializing", "error serializing", "invalid column", "expected "].iter().any(|t| text.starts_with(t)) {
+        if ["error deserializing", "error serializing", "invalid column", "expected "]
+            .iter()
+            .any(|t| text.starts_with(t))
+        {
             let why = std::error::Error::source(&error).map_or_else(String::new, |source| format!(": {source}"));
             let message = format!("the schema does not fit this binary: {text}{why}");
             return Self { kind: Kind::Schema, message, source: None };

@@ -10,10 +10,13 @@ pub mod context;
 pub mod error;
 pub mod handler;
 pub mod job;
+mod lease;
 pub mod outcome;
+mod pause;
 #[cfg(feature = "private-postgres")]
 pub mod private_postgres;
 pub mod retry;
+mod signal;
 pub mod store;
 pub mod sweep;
 #[cfg(feature = "testing")]

@@ -112,9 +112,7 @@ impl Store {
         };
         let result = match tokio::time::timeout(inner.timeout, work).await {
             Ok(result) => result,
-            Err(_) => {
-                Err(Error::disconnected(format!("no answer from Postgres within {:?}", inner.timeout), false))
-            }
+            Err(_) => Err(Error::disconnected(format!("no answer from Postgres within {:?}", inner.timeout), false)),
         };
         if result.as_ref().is_err_and(Error::is_disconnected) {
             self.disconnect().await;

@@ -105,7 +105,8 @@ mod tests {
 
     #[test]
     fn tls_parameters_are_ours() {
-        let db = Database::new("postgres://u:p@h/d?sslmode=verify-full&sslrootcert=/ca.pem&application_name=x").unwrap();
+        let db =
+            Database::new("postgres://u:p@h/d?sslmode=verify-full&sslrootcert=/ca.pem&application_name=x").unwrap();
         assert!(db.main.verify);
         assert_eq!(db.main.root_cert.as_deref(), Some("/ca.pem"));
         assert_eq!(db.main.config.get_application_name(), Some("x"));

@@ -95,7 +95,9 @@ fn enqueued(row: &Row) -> Result<Enqueued> {
 /// What Postgres says of a payload that `jsonb` cannot hold, in words that name the field.
 fn name_the_payload(error: Error) -> Error {
     match error.sqlstate() {
-        Some("22P05") => Error::invalid(format!("payload: contains a character that Postgres cannot store (\\u0000): {error}")),
+        Some("22P05") => {
+            Error::invalid(format!("payload: contains a character that Postgres cannot store (\\u0000): {error}"))
+        }
         Some("22007" | "22008") => Error::invalid(format!("run_at: {error}")),
         Some("22P02" | "22003" | "54000" | "54001") => Error::invalid(format!("payload: {error}")),
         _ => error,

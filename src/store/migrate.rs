@@ -121,7 +121,9 @@ pub async fn migrate(database: &Database) -> Result<Vec<Migration>> {
         transaction.batch_execute(&book).await?;
         applied.push(*migration);
     }
-    if !before.functions_current || !applied.is_empty() {
+    // A newer schema has newer functions: an older binary that may still run on it leaves them as they are.
+    let newer = before.version > before.known;
+    if !newer && (!before.functions_current || !applied.is_empty()) {
         for part in FUNCTIONS {
             transaction.batch_execute(part).await?;
         }
@@ -169,7 +171,9 @@ async fn status(client: &Client) -> Result<SchemaStatus> {
     if !row.try_get::<_, bool>(1)? {
         return Ok(status);
     }
-    for row in client.query_typed("select version, name, breaking from posthouse.migration order by version", &[]).await? {
+    for row in
+        client.query_typed("select version, name, breaking from posthouse.migration order by version", &[]).await?
+    {
         status.version = row.try_get(0)?;
         if status.version > known && row.try_get(2)? {
             status.breaking.push(format!("{} {}", status.version, row.try_get::<_, &str>(1)?));

@@ -66,8 +66,7 @@ impl Store {
 
     /// Put up to `max_jobs` dead letters back into line, oldest first. Answers how many.
     pub async fn redrive(&self, filter: &DeadFilter, max_jobs: u32) -> Result<i64> {
-        let row =
-            self.call_one("select posthouse.redrive($1, $2, $3, $4, $5)", filter.parameters(max_jobs)).await?;
+        let row = self.call_one("select posthouse.redrive($1, $2, $3, $4, $5)", filter.parameters(max_jobs)).await?;
         Ok(row.try_get(0)?)
     }
 
@@ -80,10 +79,7 @@ impl Store {
     /// Why a job is where it is, and what would move it.
     pub async fn explain(&self, id: i64) -> Result<Vec<Reason>> {
         let rows = self
-            .call(
-                "select state, reason, to_jsonb(until) #>> '{}' from posthouse.explain($1)",
-                vec![p(id, Type::INT8)],
-            )
+            .call("select state, reason, to_jsonb(until) #>> '{}' from posthouse.explain($1)", vec![p(id, Type::INT8)])
             .await?;
         rows.iter()
             .map(|row| Ok(Reason { state: row.try_get(0)?, reason: row.try_get(1)?, until: row.try_get(2)? }))

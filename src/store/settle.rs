@@ -95,7 +95,8 @@ const ERROR_BYTES: usize = 64 * 1024;
 
 impl<'a> Wire<'a> {
     fn new(s: &'a Settlement) -> Self {
-        let mut wire = Self { id: s.id, fence: s.fence, outcome: "release", usage: s.usage.as_deref(), ..Self::default() };
+        let mut wire =
+            Self { id: s.id, fence: s.fence, outcome: "release", usage: s.usage.as_deref(), ..Self::default() };
         wire.max_deferral_ms = s.max_deferral.map(millis);
         match &s.outcome {
             None => {}

@@ -55,8 +55,7 @@ impl Store {
     /// Declare the suspects dead whose lease is over, and take back the jobs of dead workers, about `max_jobs` at most. Suspects
     /// are workers whose beat the caller saw stand still for a whole lease on its own clock.
     pub async fn rescue(&self, suspects: &[WorkerBeat], max_jobs: u32) -> Result<Rescued> {
-        let suspects: Vec<_> =
-            suspects.iter().map(|s| json!({"worker": s.worker, "beat_at": s.beat_at})).collect();
+        let suspects: Vec<_> = suspects.iter().map(|s| json!({"worker": s.worker, "beat_at": s.beat_at})).collect();
         let row = self
             .call_one(
                 "select jobs, more from posthouse.rescue($1, $2)",

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::error::Result;
+use crate::pause::jitter;
 use crate::store::{Database, Store};
-use crate::worker::pause::jitter;
 use rescue::Rescue;
 
 /// Between two tidyings, before jitter.

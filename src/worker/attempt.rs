@@ -27,11 +27,11 @@ use tracing::Instrument;
 use crate::context::Context;
 use crate::handler::{Handler, Running};
 use crate::outcome::{JobError, Outcome};
+use crate::signal::Level;
 use crate::store::Settlement;
 use crate::worker::event::Event;
 use crate::worker::settle::{Filed, Slip};
 use crate::worker::shared::{Incarnation, Shared};
-use crate::worker::signal::Level;
 
 /// How long a handler may take to return after its job was cancelled: time to close files and say goodbye, short enough
 /// for the person who waits for it.
@@ -231,9 +231,9 @@ mod tests {
     use super::*;
     use crate::context::CancelReason;
     use crate::job::Job;
+    use crate::lease::Lease;
     use crate::outcome::IntoOutcome;
     use crate::store::{ClaimedJob, Database};
-    use crate::worker::lease::Lease;
 
     /// True once its owner was dropped.
     #[derive(Clone, Default)]

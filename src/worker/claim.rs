@@ -11,9 +11,9 @@ use serde_json::value::RawValue;
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::context::Context;
+use crate::pause::{Pause, jitter};
 use crate::store::{ClaimedJob, Settlement, Store};
 use crate::worker::attempt::{Claimed, attempt};
-use crate::worker::pause::{Pause, jitter};
 use crate::worker::settle::{Filed, Slip};
 use crate::worker::shared::{Incarnation, Shared};
 

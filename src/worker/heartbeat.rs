@@ -15,13 +15,13 @@ use tokio::time::{sleep, sleep_until, timeout};
 use uuid::Uuid;
 
 use crate::error::{Error, Result};
+use crate::pause::{Pause, jitter};
+use crate::signal::Level;
 use crate::store::{Beat, Pulse, Registration, Store, schema_status};
 use crate::worker::event::Event;
 use crate::worker::ledger::Holding;
 use crate::worker::listen::listen;
-use crate::worker::pause::{Pause, jitter};
 use crate::worker::shared::{Incarnation, Shared};
-use crate::worker::signal::Level;
 
 /// How long the farewell to Postgres may take. Without it the jobs left behind wait for their rescue.
 const RETIRE: Duration = Duration::from_secs(2);

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::Result;
+use crate::pause::Pause;
 use crate::store::{Listener, Notice};
-use crate::worker::pause::Pause;
 use crate::worker::shared::Shared;
 
 /// Runs until it is dropped, or ends at once if there is no URL to listen on. Reads as fast as it can: a session that does not drain its socket would keep Postgres from

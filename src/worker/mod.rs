@@ -13,13 +13,10 @@ mod claim;
 mod event;
 mod heartbeat;
 mod interrupt;
-pub(crate) mod lease;
 mod ledger;
 mod listen;
-pub(crate) mod pause;
 mod settle;
 pub(crate) mod shared;
-pub(crate) mod signal;
 mod summary;
 
 use std::sync::Arc;
@@ -34,10 +31,10 @@ pub use event::Event;
 pub use summary::Summary;
 
 use crate::error::{Error, Result};
+use crate::signal::Level;
 use crate::store::Database;
 use crate::sweep;
 use shared::Shared;
-use signal::Level;
 
 /// After the grace period: the time handlers get to be dropped, and the last outcomes to be written. With the farewell
 /// of the heartbeat thread it stays under the 5 seconds that the default grace period leaves of 30.

@@ -15,9 +15,9 @@ use uuid::Uuid;
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::outcome::{JobError, Outcome};
+use crate::pause::Pause;
 use crate::store::{Settled, Settlement, Verdict};
 use crate::worker::event::Event;
-use crate::worker::pause::Pause;
 use crate::worker::shared::{Incarnation, Shared};
 
 /// Rows in a batch: beyond this a batch takes longer without making each row cheaper.

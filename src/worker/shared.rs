@@ -14,13 +14,13 @@ use uuid::Uuid;
 use crate::context::Context;
 use crate::error::Error;
 use crate::handler::Handlers;
+use crate::lease::Lease;
+use crate::signal::Level;
 use crate::store::{Database, Store};
 use crate::worker::builder::{OnEvent, Settings};
 use crate::worker::event::Event;
-use crate::worker::lease::Lease;
 use crate::worker::ledger::Ledger;
 use crate::worker::settle::Filed;
-use crate::worker::signal::Level;
 use crate::worker::summary::Tally;
 
 /// One registration of this process: an id that is never used again, its lease, and what it holds.

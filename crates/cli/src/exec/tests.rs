@@ -1,3 +1,5 @@
+//! Programs as handlers, with real processes.
+
 #![allow(clippy::unwrap_used)]
 //! With real processes: what becomes of their output and exit, and that nothing of them is left.
 
