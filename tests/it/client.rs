@@ -130,7 +130,11 @@ async fn a_job_in_a_transaction_exists_if_and_only_if_that_commits() {
         transaction.batch_execute("create table if not exists business (id int)").await.unwrap();
         let job = queue.enqueue(Summarize { text: "…".into() }).in_transaction(&transaction).await.unwrap();
         assert!(queue.job(job.id).await.unwrap().is_none(), "visible before its commit");
-        if commit { transaction.commit().await.unwrap() } else { transaction.rollback().await.unwrap() }
+        if commit {
+            transaction.commit().await.unwrap()
+        } else {
+            transaction.rollback().await.unwrap()
+        }
         assert_eq!(queue.job(job.id).await.unwrap().is_some(), commit);
     }
 }
@@ -262,7 +266,8 @@ async fn a_server_that_is_down_is_told_from_one_that_is_far() {
     let error = Database::new(nobody).unwrap().store("test").ping().await.unwrap_err();
     assert!(error.is_server_down() && error.is_transient(), "{error:?}");
     let proxy = FaultProxy::start(database.url()).await;
-    let store = Database::new(&proxy.url(database.url())).unwrap().store("test").with_timeout(Duration::from_millis(300));
+    let store =
+        Database::new(&proxy.url(database.url())).unwrap().store("test").with_timeout(Duration::from_millis(300));
     store.ping().await.unwrap();
     proxy.stall();
     let error = store.ping().await.unwrap_err();

@@ -75,10 +75,8 @@ async fn every_call_works_through_a_transaction_mode_pooler_among_noisy_neighbou
     let database = queue_database().await;
     let pooler = PgBouncer::start(database.url());
     let url = pooler.url(database.url());
-    wait_until(SOON, "the pooler answers", async || {
-        Database::new(&url).unwrap().store("probe").ping().await.is_ok()
-    })
-    .await;
+    wait_until(SOON, "the pooler answers", async || Database::new(&url).unwrap().store("probe").ping().await.is_ok())
+        .await;
 
     // Four clients that keep both server connections busy with other statements.
     let stop = Arc::new(AtomicBool::new(false));
@@ -91,7 +89,10 @@ async fn every_call_works_through_a_transaction_mode_pooler_among_noisy_neighbou
                 while !stop.load(Ordering::Relaxed) {
                     let job = queue.enqueue_job(NewJob::new("noise", &n).unwrap().queue("noise")).await.unwrap();
                     let record = queue.job(job.id).await.unwrap().unwrap();
-                    assert_eq!((record.kind.as_str(), record.payload.unwrap().get()), ("noise", n.to_string().as_str()));
+                    assert_eq!(
+                        (record.kind.as_str(), record.payload.unwrap().get()),
+                        ("noise", n.to_string().as_str())
+                    );
                     calls += 1;
                 }
                 calls
@@ -122,7 +123,8 @@ async fn every_call_works_through_a_transaction_mode_pooler_among_noisy_neighbou
         assert_eq!(claimed.iter().map(|j| j.id).collect::<Vec<_>>(), ids);
         assert!(claimed.iter().zip(&sent).all(|(c, _)| c.payload.get().parse::<i64>().unwrap() / 10 == round));
         let held = claimed.iter().map(|j| (j.id, j.fence)).collect();
-        let pulse = store.heartbeat(worker, &Beat { mark: round, oldest: round, held, with_list: false }).await.unwrap();
+        let pulse =
+            store.heartbeat(worker, &Beat { mark: round, oldest: round, held, with_list: false }).await.unwrap();
         assert!(!pulse.unwrap().mismatch);
         let outcomes: Vec<_> = claimed.iter().map(|j| Settlement::new(j.id, j.fence, Outcome::done(&round))).collect();
         assert!(store.settle(worker, &outcomes).await.unwrap().iter().all(|s| s.verdict == Verdict::Applied));

@@ -1,7 +1,6 @@
-//! Programs as handlers, with real processes.
+//! With real processes: what becomes of their output and exit, and that nothing of them is left.
 
 #![allow(clippy::unwrap_used)]
-//! With real processes: what becomes of their output and exit, and that nothing of them is left.
 
 use std::path::{Path, PathBuf};
 
