@@ -6,5 +6,6 @@ mod lease;
 mod operate;
 mod plans;
 mod races;
+mod schema;
 mod settle;
 mod support;

@@ -168,6 +168,12 @@ async fn round(watched: &Watched, s: &Session, worker: &Worker) -> Vec<(&'static
         "heartbeat with list",
         watched.cost(&format!("select * from posthouse.heartbeat('{id}', {0}, {0}, 0, 0, 0, {list})", seq + 1)).await,
     ));
+    // The next round begins with empty hands.
+    s.rows(&format!(
+        "select * from posthouse.settle('{id}', (select coalesce(json_agg(json_build_object('id', j.id, 'fence', j.fence, 'outcome', 'done')), '[]')
+           from posthouse.job j where j.worker = '{id}' and j.state = 'running'))"
+    ))
+    .await;
     let dying = s.worker(&["k"]).await;
     dying.claim(s, 100).await;
     s.expire(dying.id).await;
