@@ -228,6 +228,7 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::too_many_lines, reason = "a table of cases")]
     fn bodies_of_many_providers() {
         let cases: &[(u16, &str, ErrorClass, &str)] = &[
             // OpenAI
