@@ -22,7 +22,7 @@ pub struct Usage {
 impl Usage {
     /// Takes what a `usage` object says, in the names of chat completions or of responses; later statements win.
     pub(crate) fn take(&mut self, usage: &Value) {
-        let count = |names: &[&str]| names.iter().find_map(|name| usage.pointer(name).and_then(Value::as_u64));
+        let count = |names: &[&str]| names.iter().find_map(|name| usage.pointer(name).and_then(tokens));
         let fields: [(&mut Option<u64>, &[&str]); 4] = [
             (&mut self.input_tokens, &["/prompt_tokens", "/input_tokens"]),
             (&mut self.output_tokens, &["/completion_tokens", "/output_tokens"]),
@@ -35,10 +35,28 @@ impl Usage {
         for (field, names) in fields {
             *field = count(names).or(*field);
         }
-        if let Some(Value::Number(cost)) = usage.get("cost") {
-            self.cost_usd = Some(cost.to_string());
+        match usage.get("cost") {
+            Some(Value::Number(cost)) => self.take_cost(&cost.to_string()),
+            Some(Value::String(cost)) => self.take_cost(cost),
+            _ => {}
         }
     }
+
+    /// Takes a cost, if it is one: a plain number of dollars, not below zero. Gateways also send "None".
+    pub(crate) fn take_cost(&mut self, cost: &str) {
+        let cost = cost.trim();
+        if cost.len() <= 40 && cost.parse::<f64>().is_ok_and(|dollars| dollars.is_finite() && dollars >= 0.0) {
+            self.cost_usd = Some(cost.to_owned());
+        }
+    }
+}
+
+/// A number of tokens. Some servers count in floats.
+fn tokens(value: &Value) -> Option<u64> {
+    value.as_u64().or_else(|| {
+        let float = value.as_f64().filter(|float| float.fract() == 0.0 && (0.0..1e15).contains(float))?;
+        format!("{float:.0}").parse().ok()
+    })
 }
 
 /// A finished answer.

@@ -15,7 +15,7 @@ pub(crate) struct Assembly {
     pub(crate) model: Option<String>,
     pub(crate) id: Option<String>,
     pub(crate) usage: Usage,
-    /// Bytes of content so far, for the cap.
+    /// Bytes held so far, about: content and everything around it, for the cap.
     pub(crate) bytes: usize,
     pub(crate) cleaned: bool,
 }
@@ -26,6 +26,8 @@ struct Choice {
     other: Map<String, Value>,
     tool_calls: Vec<ToolCall>,
     finish_reason: Option<String>,
+    /// Bytes of fields that are no content.
+    around: usize,
 }
 
 #[derive(Debug, Default)]
@@ -37,38 +39,49 @@ struct ToolCall {
     other: Map<String, Value>,
 }
 
+/// The most choices that are kept apart; the largest `n` that any known provider takes. What numbers itself beyond is the last.
+const CHOICES_MAX: u64 = 128;
+/// What a tool call counts for against the cap, empty as it may be: a stream of nothing but new calls must end too.
+const TOOL_CALL_BYTES: usize = 1 << 10;
+
 /// The message fields that arrive in pieces; all others arrive whole.
 const PIECES: [&str; 4] = ["content", "refusal", "reasoning", "reasoning_content"];
 
 impl Assembly {
     /// Takes one stream chunk, or one whole `chat.completion`. Says whether it carried content.
     pub(crate) fn take(&mut self, chunk: &Value) -> bool {
-        let before = self.bytes;
+        let mut content = 0;
         for (field, value) in [(&mut self.model, "/model"), (&mut self.id, "/id")] {
             if let Some(text) = chunk.pointer(value).and_then(Value::as_str).filter(|text| !text.is_empty()) {
                 *field = Some(text.to_owned());
             }
         }
-        if let Some(usage) = chunk.get("usage") {
+        // Groq has it in a field of its own, Moonshot inside the choice.
+        for usage in ["/usage", "/x_groq/usage", "/choices/0/usage"].iter().filter_map(|place| chunk.pointer(place)) {
             self.usage.take(usage);
         }
         for choice in chunk.get("choices").and_then(Value::as_array).into_iter().flatten() {
-            let index = choice.get("index").and_then(Value::as_u64).unwrap_or(0);
+            let index = choice.get("index").and_then(Value::as_u64).unwrap_or(0).min(CHOICES_MAX - 1);
             let entry = self.choices.entry(index).or_default();
             for part in ["delta", "message"] {
                 if let Some(Value::Object(delta)) = choice.get(part) {
-                    self.bytes += entry.take(delta);
+                    let around = entry.around;
+                    let taken = entry.take(delta);
+                    content += taken;
+                    self.bytes = (self.bytes + taken + entry.around).saturating_sub(around);
                 }
             }
             // The completions API of old has the text beside the index.
             if let Some(text) = choice.get("text").and_then(Value::as_str) {
-                self.bytes += append(entry.texts.entry("content".to_owned()).or_default(), text);
+                let taken = append(entry.texts.entry("content".to_owned()).or_default(), text);
+                content += taken;
+                self.bytes += taken;
             }
             if let Some(reason) = choice.get("finish_reason").and_then(Value::as_str) {
                 entry.finish_reason = Some(reason.to_owned());
             }
         }
-        self.bytes > before
+        content > 0
     }
 
     /// Every choice seen so far has said why it stopped, and there is at least one.
@@ -148,9 +161,7 @@ impl Choice {
                     bytes += calls.iter().map(|call| self.take_tool_call(call)).sum::<usize>();
                 }
                 Value::Object(call) if name == "function_call" => bytes += self.take_function_call(call),
-                _ => {
-                    self.other.insert(name.clone(), value.clone());
-                }
+                _ => put(&mut self.other, name, value, &mut self.around),
             }
         }
         bytes
@@ -167,16 +178,18 @@ impl Choice {
             Some(position) => position,
             None => {
                 self.tool_calls.push(ToolCall { index, ..ToolCall::default() });
+                self.around += TOOL_CALL_BYTES;
                 self.tool_calls.len() - 1
             }
         };
         let call = &mut self.tool_calls[position];
         if call.id.is_empty() {
             call.id = id.to_owned();
+            self.around += id.len();
         }
         for (name, value) in delta.as_object().into_iter().flatten() {
             if !["index", "id", "function"].contains(&name.as_str()) && !value.is_null() {
-                call.other.insert(name.clone(), value.clone());
+                put(&mut call.other, name, value, &mut self.around);
             }
         }
         append(&mut call.name, text("/function/name")) + append(&mut call.arguments, text("/function/arguments"))
@@ -185,12 +198,19 @@ impl Choice {
     /// The predecessor of tool calls: one call, in pieces.
     fn take_function_call(&mut self, delta: &Map<String, Value>) -> usize {
         let call = self.other.entry("function_call").or_insert_with(|| json!({}));
+        if !call.is_object() {
+            *call = json!({});
+        }
         let mut bytes = 0;
         for (name, value) in delta {
-            if let Some(piece) = value.as_str() {
-                let whole = call.get(name).and_then(Value::as_str).unwrap_or("").to_owned() + piece;
-                call[name.as_str()] = Value::from(whole);
-                bytes += piece.len();
+            let Some(piece) = value.as_str() else { continue };
+            bytes += piece.len();
+            match &mut call[name.as_str()] {
+                Value::String(whole) => whole.push_str(piece),
+                missing => {
+                    *missing = Value::from(piece);
+                    bytes += name.len();
+                }
             }
         }
         bytes
@@ -217,6 +237,25 @@ impl Choice {
         }
         Value::from(message)
     }
+}
+
+/// Sets a field, and counts what it weighs more than what it replaces.
+fn put(map: &mut Map<String, Value>, name: &str, value: &Value, around: &mut usize) {
+    *around += name.len() + weight(value);
+    if let Some(old) = map.insert(name.to_owned(), value.clone()) {
+        *around = around.saturating_sub(name.len() + weight(&old));
+    }
+}
+
+/// About how much memory a value takes.
+fn weight(value: &Value) -> usize {
+    let inside = match value {
+        Value::String(text) => text.len(),
+        Value::Array(items) => items.iter().map(weight).sum(),
+        Value::Object(map) => map.iter().map(|(name, value)| name.len() + weight(value)).sum(),
+        _ => 0,
+    };
+    size_of::<Value>() + inside
 }
 
 fn append(text: &mut String, piece: &str) -> usize {
@@ -274,6 +313,32 @@ mod tests {
     }
 
     #[test]
+    fn all_that_is_held_counts_against_the_cap() {
+        let many = |delta: &dyn Fn(usize) -> Value| {
+            assemble(&(0..1000).map(|i| json!({ "choices": [{ "index": i, "delta": delta(i) }] })).collect::<Vec<_>>())
+        };
+        let call = many(&|i| json!({ "tool_calls": [{ "id": i.to_string() }] }));
+        assert!(call.bytes > 1000 * TOOL_CALL_BYTES, "{}", call.bytes);
+        assert_eq!(call.choices.len(), 128, "a provider cannot open choices without end");
+        let field =
+            assemble(&(0..1000).map(|i| delta(json!({ format!("f{i}"): "x".repeat(1000) }))).collect::<Vec<_>>());
+        assert!(field.bytes > 1_000_000, "{}", field.bytes);
+        let role = assemble(&vec![delta(json!({ "role": "assistant" })); 1000]);
+        assert!(role.bytes < 1000, "what is replaced is not held: {}", role.bytes);
+    }
+
+    #[test]
+    fn a_function_call_of_old_in_pieces_and_in_wrong_types() {
+        let mut assembly = assemble(&[
+            delta(json!({ "function_call": "none" })),
+            delta(json!({ "function_call": { "name": "f", "arguments": "{\"a\"" } })),
+            delta(json!({ "function_call": { "arguments": ":1}", "name": null } })),
+        ]);
+        let (message, _) = assembly.messages(&str::to_owned);
+        assert_eq!(message["function_call"], json!({ "name": "f", "arguments": "{\"a\":1}" }));
+    }
+
+    #[test]
     fn usage_from_any_chunk_and_in_both_vocabularies() {
         let mut assembly = assemble(&[
             json!({ "usage": null }),
@@ -286,5 +351,12 @@ mod tests {
         assert_eq!(assembly.usage.cost_usd.as_deref(), Some("0.00012"));
         assembly.take(&json!({ "usage": { "output_tokens": 7, "output_tokens_details": { "reasoning_tokens": 2 } } }));
         assert_eq!((assembly.usage.output_tokens, assembly.usage.reasoning_tokens), (Some(7), Some(2)));
+        let odd = assemble(&[
+            json!({ "x_groq": { "usage": { "prompt_tokens": 7 } } }),
+            json!({ "choices": [{ "index": 0, "delta": {}, "usage": { "completion_tokens": 8.0, "cost": "0.5" } }] }),
+            json!({ "usage": { "prompt_tokens": -7, "completion_tokens": 8.5, "cost": -1 } }),
+        ]);
+        assert_eq!((odd.usage.input_tokens, odd.usage.output_tokens), (Some(7), Some(8)));
+        assert_eq!(odd.usage.cost_usd.as_deref(), Some("0.5"));
     }
 }

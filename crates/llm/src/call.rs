@@ -97,7 +97,9 @@ impl Reading<'_> {
         } else {
             self.read_body(response, &kind).await?
         }
-        self.assembly.usage.cost_usd = self.assembly.usage.cost_usd.take().or(cost);
+        if let (None, Some(cost)) = (&self.assembly.usage.cost_usd, cost) {
+            self.assembly.usage.take_cost(&cost);
+        }
         if self.assembly.is_empty() {
             return Err(incomplete("no_choices", "the answer has no choices"));
         }
