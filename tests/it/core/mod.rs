@@ -5,6 +5,7 @@ mod enqueue;
 mod lease;
 mod operate;
 mod plans;
+mod python;
 mod races;
 mod schema;
 mod settle;
