@@ -11,11 +11,12 @@ use crate::gate::Pass;
 use crate::hint::wait_hint;
 use crate::redact::Redactor;
 use crate::stream::{Event, EventParser};
-use crate::text::{SNIPPET_BYTES_MAX, capped, parse_lenient, storable};
+use crate::text::{SNIPPET_BYTES_MAX, capped, label, parse_lenient, storable};
 use crate::transport::{Transport, connection_error};
 use reqwest::header::HeaderMap;
 use reqwest::{Response, StatusCode};
 use serde_json::Value;
+use std::borrow::Cow;
 use std::time::{Duration, SystemTime};
 
 /// The most an answer may hold: text, reasoning and tool calls together; also the largest event and JSON body.
@@ -79,12 +80,11 @@ impl Reading<'_> {
         self.status = Some(response.status());
         self.request_id =
             header(response.headers(), "x-request-id").or_else(|| header(response.headers(), "request-id"));
-        if response.status() != StatusCode::OK {
+        if !response.status().is_success() {
             return Err(self.refusal(response).await);
         }
         pass.taken();
-        if let Some(encoding) = header(response.headers(), "content-encoding").filter(|encoding| encoding != "identity")
-        {
+        if let Some(encoding) = encoding(response.headers()) {
             return Err(incomplete(
                 "compressed_answer",
                 format!("the answer is compressed ({encoding}), which was not asked for"),
@@ -93,9 +93,9 @@ impl Reading<'_> {
         let kind = header(response.headers(), "content-type").unwrap_or_default().to_ascii_lowercase();
         let cost = header(response.headers(), "x-litellm-response-cost");
         if kind.contains("event-stream") {
-            self.read_stream(response).await?
+            self.read_stream(response, Vec::new()).await?
         } else {
-            self.read_body(response, &kind).await?
+            self.read_undeclared(response, &kind).await?
         }
         if let (None, Some(cost)) = (&self.assembly.usage.cost_usd, cost) {
             self.assembly.usage.take_cost(&cost);
@@ -106,11 +106,35 @@ impl Reading<'_> {
         Ok(())
     }
 
+    /// Some servers give their stream another type, or none: it is known by how it begins.
+    async fn read_undeclared(&mut self, mut response: Response, kind: &str) -> Outcome {
+        let mut begin = Vec::new();
+        while begin.iter().all(u8::is_ascii_whitespace) && begin.len() < ERROR_BYTES_MAX {
+            match self.clock.limit(response.chunk()).await {
+                None => return Err(self.clock.timed_out()),
+                Some(Err(error)) => return Err(cut(&error)),
+                Some(Ok(None)) => break,
+                Some(Ok(Some(bytes))) => begin.extend_from_slice(&bytes),
+            }
+        }
+        if begins_stream(&begin) {
+            self.read_stream(response, begin).await
+        } else {
+            self.clock.piece();
+            self.read_body(response, begin, kind).await
+        }
+    }
+
     /// Reads events until `[DONE]`, the end of the stream, or some seconds after every choice has said why it stopped.
-    async fn read_stream(&mut self, mut response: Response) -> Outcome {
+    async fn read_stream(&mut self, mut response: Response, begin: Vec<u8>) -> Outcome {
         let mut parser = EventParser::new(ANSWER_BYTES_MAX);
         let mut events = Vec::new();
-        let mut bytes_read = 0;
+        let mut bytes_read = begin.len();
+        parser.push(&begin, &mut events).map_err(|error| too_large(error.0))?;
+        if self.take_events(&mut events)? {
+            drain(response).await;
+            return Ok(());
+        }
         loop {
             match self.clock.limit(response.chunk()).await {
                 None | Some(Err(_)) if self.assembly.finished() => return Ok(()),
@@ -141,17 +165,26 @@ impl Reading<'_> {
     fn take_events(&mut self, events: &mut Vec<Event>) -> Outcome<bool> {
         for event in events.drain(..) {
             let data = event.data.trim();
+            let is_error = event.name == "error";
             if data == "[DONE]" {
                 return Ok(true);
             }
             if data.is_empty() {
                 continue;
             }
-            let (chunk, cleaned) = parse_lenient(data).map_err(|error| {
-                incomplete("bad_chunk", format!("the stream holds something that is not JSON: {error}"))
-            })?;
-            self.assembly.cleaned |= cleaned;
-            let error = ErrorBody::from_json(&chunk).or_else(|| (event.name == "error").then(ErrorBody::default));
+            let (chunk, cleaned) = match parse_lenient(data) {
+                Ok(parsed) => parsed,
+                Err(_) if is_error => {
+                    let error = ErrorBody { message: Some(self.begin_of(data)), ..ErrorBody::default() };
+                    return Err(self.error_in_answer(&error, data));
+                }
+                Err(error) => {
+                    let message = format!("the stream holds something that is not JSON: {error}");
+                    return Err(self.with_snippet(incomplete("bad_chunk", message), data));
+                }
+            };
+            self.assembly.cleaned |= cleaned || data.contains(char::REPLACEMENT_CHARACTER);
+            let error = ErrorBody::from_json(&chunk).or_else(|| is_error.then(ErrorBody::default));
             if let Some(error) = error {
                 return Err(self.error_in_answer(&error, data));
             }
@@ -171,11 +204,10 @@ impl Reading<'_> {
         Ok(())
     }
 
-    /// Reads an answer that is no declared stream: one JSON body from a server that ignores `stream`, or a stream without
-    /// its content type, or no answer at all.
-    async fn read_body(&mut self, response: Response, kind: &str) -> Outcome {
-        let (bytes, problem) = self.read_bytes(response, ANSWER_BYTES_MAX).await;
-        let text = String::from_utf8_lossy(&bytes);
+    /// Reads an answer that is no stream: one JSON body from a server that ignores `stream`, or no answer at all.
+    async fn read_body(&mut self, response: Response, begin: Vec<u8>, kind: &str) -> Outcome {
+        let (bytes, problem) = self.read_bytes(response, begin, ANSWER_BYTES_MAX).await;
+        let text = text(&bytes);
         let trimmed = text.trim();
         if let Some(problem) = problem {
             return Err(self.with_snippet(problem, trimmed));
@@ -183,12 +215,12 @@ impl Reading<'_> {
         if bytes.len() > ANSWER_BYTES_MAX {
             return Err(too_large(ANSWER_BYTES_MAX));
         }
-        if ["data:", "event:", ":"].iter().any(|start| trimmed.starts_with(start)) {
+        if begins_stream(trimmed.as_bytes()) {
             return self.read_events(trimmed);
         }
         match parse_lenient(trimmed) {
             Ok((body, cleaned)) => {
-                self.assembly.cleaned |= cleaned;
+                self.assembly.cleaned |= cleaned || trimmed.contains(char::REPLACEMENT_CHARACTER);
                 match ErrorBody::from_json(&body) {
                     Some(error) => Err(self.error_in_answer(&error, trimmed)),
                     None => self.take_chunk(&body),
@@ -196,7 +228,7 @@ impl Reading<'_> {
             }
             Err(_) if trimmed.is_empty() => Err(incomplete("empty_answer", "the answer is empty")),
             Err(_) if kind.contains("html") || trimmed.starts_with('<') => {
-                let message = format!("an HTML page came instead of an answer: {}", title(trimmed));
+                let message = format!("an HTML page came instead of an answer: {}", title(&self.clean(trimmed)));
                 Err(self.with_snippet(incomplete("html_answer", message), trimmed))
             }
             Err(error) => {
@@ -221,10 +253,10 @@ impl Reading<'_> {
         let status = response.status().as_u16();
         let headers = response.headers().clone();
         // However the reading of an error ends, its status stands.
-        let (bytes, _) = self.read_bytes(response, ERROR_BYTES_MAX).await;
-        let text = String::from_utf8_lossy(&bytes);
-        let body =
-            serde_json::from_str::<Value>(&text).ok().and_then(|body| ErrorBody::from_json(&body)).unwrap_or_default();
+        let (bytes, _) = self.read_bytes(response, Vec::new(), ERROR_BYTES_MAX).await;
+        let compressed = encoding(&headers);
+        let text = if compressed.is_some() { "".into() } else { text(&bytes) };
+        let body = parse_lenient(&text).ok().and_then(|(body, _)| ErrorBody::from_json(&body)).unwrap_or_default();
         let wait = wait_hint(&headers, body.wait, SystemTime::now());
         let (class, code) = classify(status, &body, wait.is_some());
         let message = match &body.message {
@@ -233,11 +265,15 @@ impl Reading<'_> {
                 let target = header(&headers, "location").unwrap_or_else(|| "nowhere".to_owned());
                 format!("the provider redirects to {target}; put the final address into base_url")
             }
+            None if compressed.is_some() => format!(
+                "the reason is compressed ({}), which was not asked for, and cannot be read",
+                compressed.unwrap_or_default()
+            ),
             None if text.trim().is_empty() => "the provider gave no reason".to_owned(),
             None if text.trim_start().starts_with('<') => {
-                format!("an HTML page from a proxy or gateway: {}", title(&text))
+                format!("an HTML page from a proxy or gateway: {}", title(&self.clean(&text)))
             }
-            None => capped(text.trim(), 200).to_owned(),
+            None => capped(&self.clean(text.trim()), 200).to_owned(),
         };
         let mut error = CallError::new(class, &code, message);
         error.wait = wait;
@@ -253,8 +289,12 @@ impl Reading<'_> {
     }
 
     /// Reads up to a little more than `bytes_max`. The problem says why there may be more than was read.
-    async fn read_bytes(&mut self, mut response: Response, bytes_max: usize) -> (Vec<u8>, Option<Box<CallError>>) {
-        let mut bytes = Vec::new();
+    async fn read_bytes(
+        &mut self,
+        mut response: Response,
+        mut bytes: Vec<u8>,
+        bytes_max: usize,
+    ) -> (Vec<u8>, Option<Box<CallError>>) {
         while bytes.len() <= bytes_max {
             match self.clock.limit(response.chunk()).await {
                 None => return (bytes, Some(self.clock.timed_out())),
@@ -274,11 +314,19 @@ impl Reading<'_> {
 
     fn with_snippet(&self, mut error: Box<CallError>, text: &str) -> Box<CallError> {
         if !text.is_empty() {
-            // The whole is cleaned before it is cut, so that no secret loses the half by which it is known.
-            let clean = storable(&self.redactor.clean(capped(text, ERROR_BYTES_MAX)));
-            error.body_snippet = Some(capped(&clean, SNIPPET_BYTES_MAX).to_owned());
+            error.body_snippet = Some(self.begin_of(text));
         }
         error
+    }
+
+    /// The beginning of a text, to be shown.
+    fn begin_of(&self, text: &str) -> String {
+        capped(&self.clean(text), SNIPPET_BYTES_MAX).to_owned()
+    }
+
+    /// A text of the provider, to be cut afterwards: a secret cut before loses the half by which it is known.
+    fn clean(&self, text: &str) -> String {
+        storable(&self.redactor.clean(capped(text, ERROR_BYTES_MAX)))
     }
 
     /// Adds what is known about the call to its failure.
@@ -287,12 +335,12 @@ impl Reading<'_> {
             error = self.with_snippet(error, self.assembly.text());
         }
         error.status = self.status.map(|status| status.as_u16());
-        error.provider_request_id = self.request_id.or(self.assembly.id);
+        error.provider_request_id = self.request_id.or(self.assembly.id).map(|id| label(&id, self.redactor));
         error.latency_ms = millis(self.clock.elapsed());
         error.first_token_ms = self.clock.first_token().map(millis);
         error.usage = self.assembly.usage;
         error.message = capped(&storable(&self.redactor.clean(&error.message)), SNIPPET_BYTES_MAX).to_owned();
-        error.code = capped(&storable(&self.redactor.clean(&error.code)), 100).to_owned();
+        error.code = label(&error.code, self.redactor);
         error
     }
 }
@@ -324,6 +372,22 @@ fn header(headers: &HeaderMap, name: &str) -> Option<String> {
         .get(name)
         .map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned())
         .filter(|value| !value.is_empty())
+}
+
+/// How a body is compressed, where it is. Nothing compressed was asked for.
+fn encoding(headers: &HeaderMap) -> Option<String> {
+    header(headers, "content-encoding").filter(|encoding| encoding != "identity")
+}
+
+/// A body as text, without the mark that some gateways put before it.
+fn text(bytes: &[u8]) -> Cow<'_, str> {
+    String::from_utf8_lossy(bytes.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(bytes))
+}
+
+/// Whether a body begins as server-sent events do.
+fn begins_stream(bytes: &[u8]) -> bool {
+    let begin = bytes.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(bytes).trim_ascii_start();
+    ["data:", "event:", "id:", "retry:", ":"].iter().any(|start| begin.starts_with(start.as_bytes()))
 }
 
 /// The title of a page, or its beginning.

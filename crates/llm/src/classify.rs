@@ -39,8 +39,8 @@ impl ErrorBody {
             Value::Array(items) => items.first()?,
             other => other,
         };
-        let error = match body.get("error") {
-            Some(error @ (Value::Object(_) | Value::String(_))) => error,
+        let error = match body.get("error").filter(|error| is_something(error)).map(innermost) {
+            Some(error) => error,
             // vLLM of old: {"object":"error","message":…}. FastAPI: {"detail":…}. Others: {"message":…} without choices.
             _ if body.get("choices").is_some() => return None,
             _ if body.get("message").is_some()
@@ -52,9 +52,10 @@ impl ErrorBody {
             _ => return None,
         };
         let mut found = Self::default();
-        if let Value::String(message) = error {
-            found.message = Some(message.clone());
-            // Azure's gateway puts the code beside the string.
+        if !error.is_object() {
+            found.message = Some(error.as_str().map_or_else(|| error.to_string(), str::to_owned));
+            // A bare number is a status. Azure's gateway puts the code beside the string.
+            found.take_code(Some(error).filter(|error| error.is_number()));
             found.take_code(body.get("code"));
             return Some(found);
         }
@@ -65,7 +66,7 @@ impl ErrorBody {
         // {"type":"error","error":{…}} carries no word of its own; FastAPI's detail is a string or a list.
         found.message = ["message", "detail", "msg"].iter().find_map(|name| match error.get(name) {
             Some(Value::String(text)) => Some(text.clone()),
-            Some(list @ Value::Array(_)) => Some(list.to_string()),
+            Some(list @ (Value::Array(_) | Value::Object(_))) => Some(list.to_string()),
             _ => None,
         });
         found.in_flight_budget =
@@ -213,6 +214,27 @@ fn effective_status(status: u16, body: &ErrorBody) -> u16 {
         (&["overloaded"], 529),
     ];
     meanings.iter().find(|(words, _)| body.says(words)).map_or(status, |(_, meant)| *meant)
+}
+
+/// Some servers send an empty error with every answer.
+fn is_something(error: &Value) -> bool {
+    match error {
+        Value::Null | Value::Bool(false) => false,
+        Value::String(text) => !text.trim().is_empty(),
+        Value::Array(items) => !items.is_empty(),
+        Value::Object(map) => !map.is_empty(),
+        _ => true,
+    }
+}
+
+/// The error inside of lists and of errors: gateways wrap what they were told.
+fn innermost(error: &Value) -> &Value {
+    let inner = match error {
+        Value::Array(items) => items.first(),
+        Value::Object(map) if !map.contains_key("message") => map.get("error"),
+        _ => None,
+    };
+    inner.filter(|inner| is_something(inner)).map_or(error, innermost)
 }
 
 #[cfg(test)]
@@ -379,6 +401,22 @@ mod tests {
             (500, r#"{"error":{"message":"m","code":"400"}}"#, Terminal, "http_400"),
             (422, r#"{"detail":[{"msg":"field required"}]}"#, Terminal, "http_422"),
             (500, r#"{"error":"boom"}"#, Transient, "http_500"),
+            // Wrapped, and in the wrong types
+            (
+                400,
+                r#"{"error":{"error":{"message":"m","code":"insufficient_quota"}}}"#,
+                OutOfCredit,
+                "insufficient_quota",
+            ),
+            (
+                429,
+                r#"{"error":[{"message":"m","code":"context_length_exceeded"}]}"#,
+                Terminal,
+                "context_length_exceeded",
+            ),
+            (200, r#"{"error":503,"choices":[]}"#, Transient, "http_503"),
+            (200, r#"{"error":["boom"],"choices":[]}"#, Incomplete, "error_in_answer"),
+            (200, r#"{"error":true}"#, Incomplete, "error_in_answer"),
             // No body worth the name
             (400, "", Terminal, "http_400"),
             (502, "<html>", Transient, "http_502"),
@@ -419,5 +457,8 @@ mod tests {
         assert_eq!(ErrorBody::from_json(&json!({ "choices": [], "message": "x" })), None);
         assert_eq!(ErrorBody::from_json(&json!({ "choices": [], "error": null })), None);
         assert_eq!(ErrorBody::from_json(&json!([])), None);
+        for nothing in [json!(""), json!({}), json!([]), json!(false)] {
+            assert_eq!(ErrorBody::from_json(&json!({ "choices": [], "error": nothing })), None);
+        }
     }
 }

@@ -6,7 +6,8 @@ use crate::config::OnTruncated;
 use crate::error::{CallError, ErrorClass};
 use crate::prompt_kind::{Prompt, PromptKind};
 use crate::redact::Redactor;
-use crate::text::{SNIPPET_BYTES_MAX, capped, storable};
+use crate::text::{SNIPPET_BYTES_MAX, capped, label, storable};
+use serde_json::value::RawValue;
 
 /// Finish reasons that mean "the token limit cut it", in the words of several servers.
 const CUT: [&str; 5] = ["length", "max_tokens", "MAX_TOKENS", "max_output_tokens", "model_length"];
@@ -20,7 +21,7 @@ pub(crate) fn judge(
     redactor: &Redactor,
 ) -> Result<Answer, Box<CallError>> {
     let assembly = &mut received.assembly;
-    let finish_reason = assembly.finish_reason().map(|reason| capped(&storable(reason), 100).to_owned());
+    let finish_reason = assembly.finish_reason().map(|reason| label(reason, redactor));
     let truncated = finish_reason.as_deref().is_some_and(|reason| CUT.contains(&reason));
     let checked = check(&received, prompt, kind, finish_reason.as_deref(), truncated);
     let clean = |text: &str| redactor.clean_known(text).replace('\0', "\u{FFFD}");
@@ -32,7 +33,8 @@ pub(crate) fn judge(
                 text,
                 message,
                 choices,
-                json,
+                // The digits of its numbers are kept; a key of ours is not.
+                json: json.map(|json| without_secrets(json, redactor)),
                 finish_reason,
                 truncated,
                 cleaned: received.assembly.cleaned,
@@ -40,9 +42,9 @@ pub(crate) fn judge(
                     .assembly
                     .model
                     .as_deref()
-                    .map_or_else(|| model.to_owned(), |name| capped(&storable(name), 200).to_owned()),
+                    .map_or_else(|| model.to_owned(), |name| label(name, redactor)),
                 endpoint: endpoint.to_owned(),
-                provider_request_id: received.request_id.as_deref().map(|id| capped(&storable(id), 200).to_owned()),
+                provider_request_id: received.request_id.as_deref().map(|id| label(id, redactor)),
                 status: received.status,
                 latency_ms: millis(received.latency),
                 first_token_ms: received.first_token.map(millis),
@@ -51,9 +53,9 @@ pub(crate) fn judge(
         }
         Err(mut error) => {
             error.status = Some(received.status);
-            error.message = redactor.clean(&storable(&error.message));
+            error.message = capped(&redactor.clean(&storable(&error.message)), SNIPPET_BYTES_MAX).to_owned();
             error.body_snippet = Some(capped(&redactor.clean(&storable(&text)), SNIPPET_BYTES_MAX).to_owned());
-            error.provider_request_id = received.request_id;
+            error.provider_request_id = received.request_id.as_deref().map(|id| label(id, redactor));
             error.latency_ms = millis(received.latency);
             error.first_token_ms = received.first_token.map(millis);
             error.usage = received.assembly.usage;
@@ -69,7 +71,7 @@ fn check(
     kind: &PromptKind,
     finish_reason: Option<&str>,
     truncated: bool,
-) -> Result<Option<Box<serde_json::value::RawValue>>, Box<CallError>> {
+) -> Result<Option<Box<RawValue>>, Box<CallError>> {
     let assembly = &received.assembly;
     let nothing_visible = assembly.text().trim().is_empty() && !assembly.calls_tools();
     match finish_reason {
@@ -106,13 +108,19 @@ fn check(
     }
     if nothing_visible && !prompt.may_be_empty {
         return Err(match assembly.refusal() {
-            Some(refusal) => CallError::terminal("refusal", format!("the model refused: {}", capped(refusal, 500))),
+            Some(refusal) => CallError::terminal("refusal", format!("the model refused: {refusal}")),
             None => CallError::new(ErrorClass::Incomplete, "empty_answer", "the answer is empty"),
         });
     }
     let Some(schema) = &kind.schema else { return Ok(None) };
-    schema
-        .check(assembly.text())
-        .map(Some)
-        .map_err(|problem| CallError::new(ErrorClass::Schema, "schema", capped(&problem, SNIPPET_BYTES_MAX)))
+    schema.check(assembly.text()).map(Some).map_err(|problem| CallError::new(ErrorClass::Schema, "schema", problem))
+}
+
+/// The answer as JSON without this process's secrets, should the model have repeated one.
+fn without_secrets(json: Box<RawValue>, redactor: &Redactor) -> Box<RawValue> {
+    if !redactor.finds(json.get()) {
+        return json;
+    }
+    // A number that happens to be a secret leaves no JSON; the text beside it has it all, redacted.
+    RawValue::from_string(redactor.clean_known(json.get())).unwrap_or_else(|_| RawValue::NULL.to_owned())
 }

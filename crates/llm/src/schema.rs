@@ -1,5 +1,6 @@
 //! The check of an answer against a kind's JSON schema.
 
+use crate::text::with_whole_characters;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -21,8 +22,8 @@ impl AnswerSchema {
 
     /// The JSON in an answer that fits the schema, byte for byte; or what is wrong with it.
     pub(crate) fn check(&self, answer: &str) -> Result<Box<RawValue>, String> {
-        let text = without_fence(answer);
-        let value: Value = serde_json::from_str(text).map_err(|error| format!("the answer is not JSON: {error}"))?;
+        let text = with_whole_characters(without_fence(answer));
+        let value: Value = serde_json::from_str(&text).map_err(|error| format!("the answer is not JSON: {error}"))?;
         let mistakes: Vec<String> = self
             .validator
             .iter_errors(&value)
@@ -33,7 +34,7 @@ impl AnswerSchema {
             })
             .collect();
         if mistakes.is_empty() {
-            RawValue::from_string(text.to_owned()).map_err(|error| error.to_string())
+            RawValue::from_string(text.into_owned()).map_err(|error| error.to_string())
         } else {
             Err(format!("the answer does not match the schema: {}", mistakes.join("; ")))
         }
@@ -61,6 +62,8 @@ mod tests {
             AnswerSchema::new(r#"{"type":"object","required":["n"],"properties":{"n":{"type":"integer"}}}"#).unwrap();
         assert_eq!(schema.check("```json\n{\"n\": 9007199254740993}\n```").unwrap().get(), "{\"n\": 9007199254740993}");
         assert_eq!(schema.check("```{\"n\":1}```").unwrap().get(), "{\"n\":1}");
+        let halved = r#"{"n":9007199254740993,"s":"a\ud800b"}"#;
+        assert_eq!(schema.check(halved).unwrap().get(), r#"{"n":9007199254740993,"s":"a\ufffdb"}"#);
         assert!(schema.check("sorry").unwrap_err().starts_with("the answer is not JSON"));
         assert!(schema.check("{\"n\":\"x\"}").unwrap_err().starts_with("the answer does not match the schema: /n: "));
         assert!(schema.check(&"[".repeat(100_000)).unwrap_err().contains("recursion limit"));

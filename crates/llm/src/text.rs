@@ -1,9 +1,14 @@
 //! Texts from strangers: cut to a bound, freed of what cannot be stored.
 
+use crate::redact::Redactor;
 use serde_json::Value;
+use std::borrow::Cow;
 
 /// The most that is kept of an error or of a partial answer.
 pub const SNIPPET_BYTES_MAX: usize = 2 << 10;
+
+/// The most that is kept of a provider's word for something.
+const LABEL_BYTES_MAX: usize = 200;
 
 /// The beginning of a text, cut at a character.
 pub(crate) fn capped(text: &str, bytes_max: usize) -> &str {
@@ -14,6 +19,12 @@ pub(crate) fn capped(text: &str, bytes_max: usize) -> &str {
 /// The text with what no database takes, or no terminal survives, replaced by U+FFFD.
 pub(crate) fn storable(text: &str) -> String {
     text.replace(|c: char| c.is_control() && !matches!(c, '\n' | '\t' | '\r'), "\u{FFFD}")
+}
+
+/// A provider's word for something (an id, a model, a reason) as it is stored: short, storable, and without secrets.
+pub(crate) fn label(text: &str, redactor: &Redactor) -> String {
+    // Enough is cleaned that a secret which the cut would halve is whole before.
+    capped(&storable(&redactor.clean(capped(text, LABEL_BYTES_MAX * 64))), LABEL_BYTES_MAX).to_owned()
 }
 
 /// Cleans every string of a value, keys included, and says whether anything changed.
@@ -48,6 +59,11 @@ pub(crate) fn parse_lenient(text: &str) -> Result<(Value, bool), serde_json::Err
             if repaired == text { Err(error) } else { Ok((serde_json::from_str(&repaired)?, true)) }
         }
     }
+}
+
+/// JSON text whose halved characters (`\ud800` alone) are replaced by `\ufffd`; else as it is, byte for byte.
+pub(crate) fn with_whole_characters(text: &str) -> Cow<'_, str> {
+    if text.contains("\\u") { Cow::Owned(replace_lone_surrogates(text)) } else { Cow::Borrowed(text) }
 }
 
 fn replace_lone_surrogates(text: &str) -> String {

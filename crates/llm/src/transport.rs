@@ -14,6 +14,8 @@ use std::time::Duration;
 const IDLE_MAX: Duration = Duration::from_secs(30);
 /// Unacknowledged bytes for this long mean that the other side is gone (a host that vanished sends no reset).
 const TCP_SILENCE_MAX: Duration = Duration::from_secs(30);
+/// The usual 100 are not enough for gateways that pass on the headers of providers beside their own.
+const RESPONSE_HEADERS_MAX: usize = 1_000;
 /// A name that does not exist will not exist in a second either, but it may after a deployment.
 const UNKNOWN_HOST_WAIT: Duration = Duration::from_secs(60);
 
@@ -48,7 +50,9 @@ impl Transport {
         let base =
             Url::parse(&provider.base_url).map_err(|error| ConfigError::new(place("base_url"), error.to_string()))?;
         let proxy = provider.proxy.as_deref().and_then(|proxy| Url::parse(proxy).ok());
-        secrets.extend([&base].into_iter().chain(&proxy).filter_map(Url::password).map(Secret::new));
+        for url in [&base].into_iter().chain(&proxy) {
+            secrets.extend(secrets_in(url));
+        }
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         if let Some((key, secret)) =
@@ -105,6 +109,18 @@ pub(crate) fn tls_config() -> Result<rustls::ClientConfig, ConfigError> {
         .with_no_client_auth())
 }
 
+/// The parts of an address that may be keys: its password, a user without one, and what the query calls a key.
+fn secrets_in(url: &Url) -> Vec<Secret> {
+    let user = Some(url.username()).filter(|user| !user.is_empty());
+    let mut secrets: Vec<Secret> = url.password().or(user).map(Secret::new).into_iter().collect();
+    let is_key = |name: &str| {
+        let name = name.to_ascii_lowercase();
+        ["key", "token", "secret", "sig", "code", "auth", "pass"].iter().any(|word| name.contains(word))
+    };
+    secrets.extend(url.query_pairs().filter(|(name, _)| is_key(name)).map(|(_, value)| Secret::new(&value)));
+    secrets
+}
+
 fn client(provider: &Provider, connect: Duration, tls: &rustls::ClientConfig) -> Result<Client, String> {
     let builder = Client::builder()
         .user_agent(concat!("posthouse/", env!("CARGO_PKG_VERSION")))
@@ -114,6 +130,7 @@ fn client(provider: &Provider, connect: Duration, tls: &rustls::ClientConfig) ->
         .pool_idle_timeout(IDLE_MAX)
         .tcp_user_timeout(TCP_SILENCE_MAX)
         .tcp_nodelay(true)
+        .http1_max_headers(RESPONSE_HEADERS_MAX)
         .tls_backend_preconfigured(tls.clone());
     let builder = match provider.proxy.as_deref() {
         None => builder.no_proxy(),
@@ -200,6 +217,12 @@ pub(crate) fn connection_error(error: &reqwest::Error, host: String) -> Box<Call
         if error.is_builder() {
             return CallError::terminal("bad_request", format!("the request cannot be made: {cause}"));
         }
+        if answered_something_else(error) {
+            let message = format!(
+                "{host} answered with something that is not HTTP/1.1 ({cause}); check the host, the port, and http or https in base_url"
+            );
+            return CallError::new(ErrorClass::Incomplete, "not_http", message);
+        }
         return CallError::new(
             ErrorClass::Ambiguous,
             "connection_lost",
@@ -249,6 +272,18 @@ pub(crate) fn connection_error(error: &reqwest::Error, host: String) -> Box<Call
     CallError::new(ErrorClass::Transient, "connection_failed", format!("cannot connect to {host}: {cause}"))
 }
 
+/// Whether there was an answer, but none that could be read.
+fn answered_something_else(error: &reqwest::Error) -> bool {
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        if inner.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_parse) {
+            return true;
+        }
+        cause = inner.source();
+    }
+    false
+}
+
 /// The innermost cause, which is the one that says something. It never holds the URL, which the outer ones do.
 pub(crate) fn root_cause(error: &dyn Error) -> String {
     let mut cause = error;
@@ -278,6 +313,19 @@ mod tests {
         }
         assert_eq!(usual_field(&Url::parse("https://api.openai.com/v1").unwrap()), MaxTokensField::MaxCompletionTokens);
         assert_eq!(usual_field(&Url::parse("http://localhost/v1").unwrap()), MaxTokensField::MaxTokens);
+    }
+
+    #[test]
+    fn keys_in_an_address_are_secrets() {
+        for (address, expected) in [
+            ("http://user:password@x/v1?api-version=2024-10-21", vec!["password"]),
+            ("http://only-a-user@x/v1", vec!["only-a-user"]),
+            ("http://x/v1?code=a%2Fb&Subscription-Key=c&alt=sse", vec!["a/b", "c"]),
+            ("http://x/v1", vec![]),
+        ] {
+            let found = secrets_in(&Url::parse(address).unwrap());
+            assert_eq!(found.iter().map(Secret::expose).collect::<Vec<_>>(), expected);
+        }
     }
 
     #[test]

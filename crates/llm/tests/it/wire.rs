@@ -150,18 +150,35 @@ async fn a_proxy_that_wants_a_password() {
     }
 }
 
+/// A key that does not look like one: only who knows it can redact it.
+const UNSHAPED: &str = "Qz7aBcDeFgHiJkLmNoPqRsTuVw";
+
 /// Lets a provider send exactly this, once.
 async fn answer_to(reply: String) -> Result<posthouse_llm::Answer, Box<CallError>> {
+    answer_in(reply, "").await
+}
+
+/// As `answer_to`, for a kind `k` with these keys.
+async fn answer_in(reply: String, keys: &str) -> Result<posthouse_llm::Answer, Box<CallError>> {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let base_url = format!("http://{}/v1", listener.local_addr().unwrap());
     let server = tokio::spawn(async move {
         let (stream, _) = listener.accept().await.unwrap();
         serve_one(&mut BufReader::new(stream), &reply).await;
     });
-    let engine = Engine::from_config(&Config::single(&base_url, "m", None).unwrap()).unwrap();
-    let outcome = within(engine.run("summarize", r#"{"text":"x"}"#, Attempt::default())).await;
+    let text = format!(
+        "[providers.p]\nbase_url = \"{base_url}\"\napi_key_env = \"KEY\"\n[models.m]\nprovider = \"p\"\n\
+         timeouts = {{ first_token_ms = 5000, between_tokens_ms = 3000 }}\n[kinds.k]\nuser = \"{{{{ text }}}}\"\n{keys}"
+    );
+    let config = Config::parse(&text, Path::new("")).unwrap();
+    let engine = Engine::from_config_with(&config, &|_| Some(UNSHAPED.to_owned())).unwrap();
+    let outcome = within(engine.run("k", r#"{"text":"x"}"#, Attempt::default())).await;
     within(server).await.unwrap();
     outcome
+}
+
+fn reply(status: &str, kind: &str, body: &str) -> String {
+    format!("HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {}\r\n\r\n{body}", body.len())
 }
 
 fn choice(delta: &str, finish_reason: &str) -> String {
@@ -179,6 +196,9 @@ async fn odd_streams_that_are_no_answer() {
         (done.to_owned(), ErrorClass::Incomplete, "no_choices"),
         (hi.clone() + "data: {\"error\":\"boom\"}\n\n", ErrorClass::Incomplete, "error_in_answer"),
         (hi.clone() + "event: error\ndata: {}\n\n", ErrorClass::Incomplete, "error_in_answer"),
+        (hi.clone() + "event: error\ndata: sorry\n\n", ErrorClass::Incomplete, "error_in_answer"),
+        (hi.clone() + "data: {\"error\":[\"boom\"]}\n\n" + done, ErrorClass::Incomplete, "error_in_answer"),
+        (hi.clone() + "data: {\"error\":503}\n\n" + done, ErrorClass::Transient, "http_503"),
         (hi + "data: {\"error\":{\"code\":429,\"message\":\"slow\"}}\n\n", ErrorClass::NotNow, "rate_limited"),
     ] {
         let error = answer_to(chunked(&body)).await.unwrap_err();
@@ -214,4 +234,85 @@ async fn several_choices_are_all_kept() {
     let answer = answer_to(chunked(body)).await.unwrap();
     assert_eq!((answer.text.as_str(), answer.choices.len()), ("a", 2));
     assert_eq!(answer.choices[1]["message"]["content"], "b");
+}
+
+#[tokio::test]
+async fn marks_types_and_statuses_that_gateways_change() {
+    let stream = choice(r#"{"content":"hi"}"#, "\"stop\"") + "data: [DONE]\n\n";
+    let body = r#"{"choices":[{"index":0,"message":{"content":"hi"},"finish_reason":"stop"}],"error":""}"#;
+    for reply in [
+        reply("200 OK", "application/json", &format!("\u{feff}{body}")),
+        reply("201 Created", "application/json", body),
+        reply("200 OK", "text/plain", &format!("\u{feff}{stream}")),
+        reply("200 OK", "text/plain", &format!("id: 1\n{stream}")),
+        // Without an end: the end mark ends it.
+        format!("HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\n{stream}"),
+        reply("200 OK", "text/event-stream", &stream)
+            .replace("\r\ncontent-length", &("\r\nx-a: b".repeat(300) + "\r\ncontent-length")),
+    ] {
+        let answer = answer_to(reply.clone()).await.unwrap_or_else(|error| panic!("{error:?} {reply}"));
+        assert_eq!(answer.text, "hi", "{reply}");
+    }
+    let quota = r#"{"error":{"message":"a\ud800b","code":"insufficient_quota"}}"#;
+    for body in [format!("\u{feff}{}", quota.replace("\\ud800", "")), quota.to_owned()] {
+        let error = answer_to(reply("429 Too Many Requests", "application/json", &body)).await.unwrap_err();
+        assert_eq!(error.class, ErrorClass::OutOfCredit, "{error:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_http_is_named() {
+    for reply in ["SSH-2.0-OpenSSH_9.2\r\n", "HTTP/1.1 200 OK\r\nno colon\r\n\r\n"] {
+        let error = answer_to(reply.to_owned()).await.unwrap_err();
+        assert_eq!((error.class, error.code.as_str()), (ErrorClass::Incomplete, "not_http"), "{error:?}");
+    }
+    let zipped = reply("401 Unauthorized", "application/json", "PK..")
+        .replace("content-length", "content-encoding: gzip\r\ncontent-length");
+    let error = answer_to(zipped).await.unwrap_err();
+    assert!(error.message.contains("compressed (gzip)") && error.body_snippet.is_none(), "{error:?}");
+}
+
+#[tokio::test]
+async fn no_word_of_a_provider_brings_the_key_back() {
+    let whole = format!(
+        r#"{{"id":"{UNSHAPED}","model":"{UNSHAPED}","choices":[{{"index":0,"message":{{"content":"{{\"a\":\"{UNSHAPED}\"}}"}},"finish_reason":"{UNSHAPED}"}}]}}"#
+    );
+    let cost = |reply: String| {
+        reply.replace(
+            "\r\n\r\n",
+            &format!("\r\nx-request-id: {UNSHAPED}\r\nx-litellm-response-cost: {UNSHAPED}\r\n\r\n"),
+        )
+    };
+    let answer = answer_in(cost(reply("200 OK", "application/json", &whole)), "schema = {}").await.unwrap();
+    assert_eq!(answer.json.as_ref().unwrap().get(), r#"{"a":"[redacted]"}"#);
+    let shown = format!("{answer:?} {} {}", answer.result_json(), answer.usage_json());
+    assert!(!shown.contains(UNSHAPED), "{shown}");
+
+    let half = &UNSHAPED[..UNSHAPED.len() / 2];
+    let padded = |most: usize| format!("{} {UNSHAPED} …", "x".repeat(most - half.len() - 1));
+    for bad in [
+        reply("400 Bad Request", "text/plain", &padded(200)),
+        reply("400 Bad Request", "text/html", &format!("<html><title>{}</title>", padded(120))),
+        reply(
+            "400 Bad Request",
+            "application/json",
+            &format!(r#"{{"error":{{"message":"{}","code":"{}"}}}}"#, padded(2048), padded(200)),
+        ),
+        cost(reply("200 OK", "application/json", &format!(r#"{{"id":"{}","choices":[]}}"#, padded(5000)))),
+        reply(
+            "200 OK",
+            "application/json",
+            &format!(r#"{{"id":"{}","choices":[{{"message":{{"refusal":"{}"}}}}]}}"#, padded(200), padded(500)),
+        ),
+        reply(
+            "200 OK",
+            "application/json",
+            &format!(r#"{{"id":"{}","choices":[{{"message":{{"content":""}}}}]}}"#, padded(60_000)),
+        ),
+    ] {
+        let error = answer_to(bad).await.unwrap_err();
+        let shown = format!("{error:?} {}", error.to_json());
+        assert!(!shown.contains(half), "{shown}");
+        assert!(error.provider_request_id.as_ref().is_none_or(|id| id.len() <= 200), "{shown}");
+    }
 }
