@@ -13,8 +13,8 @@ async fn a_hundred_programs_cancelled_at_random_end_once() {
     const JOBS: usize = 100;
     let (database, journal) = (queue_database().await, Journal::new());
     let queue = queue_at(database.url());
-    // Every tenth does not listen to SIGTERM; every fifth says "not now", and would run again.
-    let body = "case $(cat) in *0}) trap '' TERM;; esac; sleep 0.1; case $POSTHOUSE_JOB_ID in *[05]) exit 75;; esac";
+    // Every tenth does not listen to SIGTERM and would go on for long; every fifth says "not now", and would run again.
+    let body = "case $(cat) in *0}) trap '' TERM; sleep 600;; esac; sleep 0.1; case $POSTHOUSE_JOB_ID in *[05]) exit 75;; esac";
     let handler = format!("k={}", journal.command(body));
     let ids = enqueue(&queue, "k", JOBS).await;
     let worker = work(database.url(), &journal, &["--concurrency", "8", "--lease-ms", "10000", "--exec", &handler]);

@@ -129,7 +129,8 @@ async fn killed_during_a_rescue_of_250_jobs_it_loses_none() {
     database.connect().await.batch_execute(slow).await.unwrap();
     dead.kill_9();
     dead.ended(SOON).await;
-    let rescuers = [start(database.url(), &journal), start(database.url(), &journal)];
+    // One, so that nobody makes up for it.
+    let rescuer = start(database.url(), &journal);
     let rescuing = "select count(*) from pg_stat_activity where state = 'active' and query like '%posthouse.rescue(%'
         and pid <> pg_backend_pid() and query_start < clock_timestamp() - interval '300 milliseconds'";
     wait_until(LATER, "the rescue is under way", async || number(&database, rescuing).await > 0).await;
@@ -142,7 +143,5 @@ async fn killed_during_a_rescue_of_250_jobs_it_loses_none() {
         and jsonb_array_length(errors) = 1 and errors -> 0 ->> 'class' = 'worker_lost'";
     assert_eq!(number(&database, sql).await, 250);
     assert!(journal.runs().values().all(|runs| *runs == 2), "each ran again once");
-    for worker in rescuers {
-        assert!(!worker.output().contains("lost its lease"), "{}", worker.output());
-    }
+    assert!(!rescuer.output().contains("lost its lease"), "{}", rescuer.output());
 }
