@@ -1,11 +1,12 @@
 //! `posthouse demo`: everything at work in one command. A private Postgres, a simulated provider with bad moments, real texts,
 //! several worker processes of which one is killed in the middle, and at the end the proof that nothing was lost.
 //!
-//! [`texts`] are the jobs, [`trouble`] is what the provider does, [`crew`] are the workers, [`screen`] shows them, [`report`]
-//! and [`healing`] tell the end. This file is the play.
+//! [`texts`] are the jobs, [`trouble`] is what the provider does, [`crew`] are the workers, [`screen`] shows them, [`played`]
+//! is what came out, [`report`] and [`healing`] tell it. This file is the play.
 
 mod crew;
 mod healing;
+mod played;
 mod report;
 mod screen;
 mod texts;
@@ -28,7 +29,7 @@ use crate::dev::{Interrupts, start, stop};
 use crate::failure::{Failure, Result};
 use crate::output::{BAD, BOLD, DIM, GOOD, HINT, clean};
 use crew::{Crew, News, Recipe, Said};
-use report::{Killed, Played, named};
+use played::{Killed, Played, named};
 use screen::{Counts, Screen};
 use texts::Texts;
 use trouble::{SHOW_MIN, Trouble};

@@ -6,7 +6,7 @@ use std::time::Duration;
 use posthouse::store::JobRecord;
 use serde_json::{Value, json};
 
-use super::report::{Played, named};
+use super::played::{Played, named};
 use super::trouble::LEASE;
 
 /// One kind of trouble.

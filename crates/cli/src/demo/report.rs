@@ -1,46 +1,14 @@
 //! The end of the demo: what came out, what went wrong and how it was healed, and whether all is as it should be.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
-
 use posthouse::store::JobRecord;
-use posthouse_llm::sim::{Stats, expected_answer};
+use posthouse_llm::sim::expected_answer;
 use serde_json::{Value, json};
 
 use super::healing::{self, Healing};
-use super::trouble::{SHOW_MIN, Trouble};
+use super::played::{Played, named};
+use super::trouble::SHOW_MIN;
 use crate::failure::Result;
 use crate::output::{BAD, BOLD, DIM, GOOD, Grid, cell, clean, count, json as print_json, line, state};
-
-/// The worker that was killed.
-#[derive(Debug, Clone)]
-pub(super) struct Killed {
-    /// Its number on the screen, from 1.
-    pub(super) worker: usize,
-    pub(super) pid: u32,
-    /// What it held at that moment, by the database.
-    pub(super) jobs: Vec<i64>,
-}
-
-/// All that is known at the end.
-pub(super) struct Played {
-    pub(super) texts: Vec<String>,
-    pub(super) trouble: Trouble,
-    /// The job of each text.
-    pub(super) ids: Vec<i64>,
-    /// Each job's record; `None`: it has none, which must not be.
-    pub(super) records: Vec<Option<JobRecord>>,
-    /// Jobs of this database by id, and in how many places each is.
-    pub(super) places: BTreeMap<i64, usize>,
-    pub(super) killed: Option<Killed>,
-    /// Jobs that were told "not now" by the provider, with its words.
-    pub(super) refused: BTreeMap<i64, String>,
-    /// Jobs that were put off, with or without asking.
-    pub(super) put_off: BTreeSet<i64>,
-    /// What the simulated provider was asked; `None`: the provider is a real one.
-    pub(super) stats: Option<Stats>,
-    pub(super) elapsed: Duration,
-}
 
 /// One thing that must hold.
 struct Check {
@@ -49,27 +17,6 @@ struct Check {
 }
 
 impl Played {
-    /// The records there are, with their texts.
-    pub(super) fn jobs(&self) -> impl Iterator<Item = (&JobRecord, &str)> {
-        let texts = self.texts.iter().map(String::as_str);
-        self.records.iter().zip(texts).filter_map(|(record, text)| Some((record.as_ref()?, text)))
-    }
-
-    fn in_state(&self, state: &str) -> Vec<i64> {
-        self.jobs().filter(|(job, _)| job.state == state).map(|(job, _)| job.id).collect()
-    }
-
-    /// Records beyond one for each job.
-    fn duplicates(&self) -> usize {
-        let surplus: usize = self.places.values().map(|places| places.saturating_sub(1)).sum();
-        surplus + self.places.keys().filter(|id| !self.ids.contains(id)).count()
-    }
-
-    /// The failures that were meant to be.
-    fn expected_failures(&self) -> Vec<i64> {
-        self.trouble.refused.map(|place| self.ids[place]).into_iter().collect()
-    }
-
     fn checks(&self) -> Vec<Check> {
         let check = |holds, text: String| Check { holds, text };
         let total = self.texts.len();
@@ -196,26 +143,9 @@ impl Played {
 }
 
 /// The text of a job's answer.
-pub(super) fn answer(job: &JobRecord) -> Option<String> {
+fn answer(job: &JobRecord) -> Option<String> {
     let result: Value = serde_json::from_str(job.result.as_ref()?.get()).ok()?;
     result["text"].as_str().map(str::to_owned)
-}
-
-/// `job 3`, `jobs 3 and 4`, `jobs 3, 4 and 5`, `jobs 3, 4, 5, 6, 7, 8 and 9 more`.
-pub(super) fn named(ids: &[i64]) -> String {
-    const NAMED: usize = 6;
-    match ids {
-        [first @ .., _] if first.len() >= NAMED => {
-            let some: Vec<String> = ids[..NAMED].iter().map(i64::to_string).collect();
-            format!("jobs {} and {} more", some.join(", "), ids.len() - NAMED)
-        }
-        [] => "no job".to_owned(),
-        [one] => format!("job {one}"),
-        [first @ .., last] => {
-            let first: Vec<String> = first.iter().map(i64::to_string).collect();
-            format!("jobs {} and {last}", first.join(", "))
-        }
-    }
 }
 
 fn jobs(failed: &[i64], expected: i64) -> String {
@@ -261,17 +191,4 @@ fn beginning(text: &str) -> String {
     }
     let cut: String = one_line.chars().take(CHARS).collect();
     format!("{}…", cut.rsplit_once(' ').map_or(cut.as_str(), |(head, _)| head))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ids_are_named_in_a_sentence() {
-        assert_eq!(named(&[]), "no job");
-        assert_eq!(named(&[3]), "job 3");
-        assert_eq!(named(&[3, 4, 5]), "jobs 3, 4 and 5");
-        assert_eq!(named(&(1..=7).collect::<Vec<_>>()), "jobs 1, 2, 3, 4, 5, 6 and 1 more");
-    }
 }
