@@ -151,9 +151,9 @@ as $$
 $$;
 
 -- Claim up to `max_jobs` due jobs of the worker's queues and kinds. `seq` numbers the worker's claims from 1: the same seq
--- again answers with the same jobs, for when an answer got lost. `after_lane` is the lane of the last job claimed before,
--- so that lanes take turns. Jobs of a smaller priority number go first; every tenth claim serves the lane with the
--- oldest due job first, whatever its priority, so that nothing starves.
+-- again answers with the same jobs, for when an answer got lost, until the mark of a heartbeat passes it (PH001).
+-- `after_lane` is the lane of the last job claimed before, so that tenants take turns. Jobs of a smaller priority number go
+-- first; every tenth claim serves the lane with the oldest due job first, whatever its priority, so that nothing starves.
 create or replace function posthouse.claim(worker uuid, seq bigint, max_jobs int, after_lane bigint default 0)
 returns table (id bigint, fence bigint, attempt int, max_attempts int, kind text, queue text, tenant text, priority int,
   payload jsonb, timeout_ms bigint, lane bigint, enqueued_at timestamptz, trace jsonb)
