@@ -34,6 +34,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 pub(crate) use group::wait_for_endings;
 
+use crate::args::STOP_AT_EOF;
 use group::{GRACE, Group};
 use output::{NotNow, Tail, last_lines, result};
 
@@ -88,7 +89,7 @@ async fn run(
 ) -> Outcome {
     let mut shell = Command::new("sh");
     shell.args(["-c", GATE, "sh", command]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    shell.env_remove(crate::work::STOP_AT_EOF);
+    shell.env_remove(STOP_AT_EOF);
     for (name, value) in environment {
         // A NUL cannot be in an environment; it would fail the start.
         shell.env(name, value.replace('\0', "\u{fffd}"));

@@ -10,15 +10,11 @@ use std::time::Duration;
 use posthouse::Worker;
 use posthouse::store::Database;
 use posthouse::worker::{Builder, Event};
-use posthouse_llm::{Config, Engine};
+use posthouse_llm::{Config, ConfigError, Engine};
 
-use crate::args::{ExecKind, Global, Work};
+use crate::args::{ExecKind, Global, STOP_AT_EOF, Work};
 use crate::failure::{Failure, Result};
 use crate::{connect, exec};
-
-/// Set in the environment of a worker whose standard input is a pipe from the process it works for: it ends when that
-/// process does, however that ends.
-pub(crate) const STOP_AT_EOF: &str = "POSTHOUSE_STOP_AT_EOF";
 
 /// The configuration that is read when none is named.
 const CONFIG: &str = "posthouse.toml";
@@ -64,6 +60,7 @@ fn database(args: &Work, global: &Global) -> Result<Database> {
 
 /// What runs prompt kinds; `None` if nothing says where a model is to be found.
 fn engine(args: &Work) -> Result<Option<Engine>> {
+    let failure = |error: ConfigError| Failure::new(error.to_string());
     let config = match (&args.provider_url, &args.model) {
         (Some(_), _) if args.config.is_some() => {
             return Err(Failure::usage("--config and --provider-url both say which provider to use; keep one"));
@@ -72,13 +69,14 @@ fn engine(args: &Work) -> Result<Option<Engine>> {
         (Some(_), None) => {
             return Err(Failure::usage("--provider-url needs to know which model to ask for").hint("add --model NAME"));
         }
-        (None, _) => match config_file(args) {
-            Some(file) => Config::load(&file),
-            None => return Ok(None),
-        },
+        (None, _) => {
+            let Some(file) = config_file(args) else { return Ok(None) };
+            let config = Config::load(&file).map_err(failure)?;
+            let engine = Engine::from_config(&config);
+            return engine.map(Some).map_err(|error| Failure::new(format!("{}: {error}", file.display())));
+        }
     };
-    let engine = config.and_then(|config| Engine::from_config(&config));
-    engine.map(Some).map_err(|error| Failure::new(error.to_string()))
+    config.and_then(|config| Engine::from_config(&config)).map(Some).map_err(failure)
 }
 
 fn config_file(args: &Work) -> Option<PathBuf> {

@@ -116,6 +116,9 @@ fn disguises(plain: &str) -> Vec<String> {
     forms.push(entities("/", "+", "&#39;"));
     forms.push(entities("&#x2F;", "&#43;", "&#x27;"));
     forms.extend(base64_insides(plain.as_bytes()));
+    // JSON inside of JSON, as gateways put what they were told into messages of their own.
+    let twice: Vec<String> = forms.iter().filter(|f| f.contains('\\')).map(|f| f.replace('\\', "\\\\")).collect();
+    forms.extend(twice);
     forms
 }
 
@@ -182,6 +185,7 @@ mod tests {
             "Qz7%2FaB%2BcD%26eF%3CgHiJkLmNoPq%27sTu",
             "Qz7%2faB%2bcD%26eF%3cgHiJkLmNoPq%27sTu",
             "Qz7\\/aB+cD&eF<gHiJkLmNoPq'sTu",
+            "Qz7\\\\/aB+cD&eF<gHiJkLmNoPq'sTu",
             "Qz7/aB+cD&amp;eF&lt;gHiJkLmNoPq'sTu",
             "Qz7/aB+cD&amp;eF&lt;gHiJkLmNoPq&#39;sTu",
             "Qz7&#x2F;aB&#43;cD&amp;eF&lt;gHiJkLmNoPq&#x27;sTu",

@@ -31,12 +31,15 @@ impl Template {
     /// Compiles a template. The error is a sentence about the source.
     pub(crate) fn new(source: &str) -> Result<Self, String> {
         let mut environment = Environment::new();
-        environment.set_undefined_behavior(UndefinedBehavior::Strict);
+        // Lenient until its words are known, strict ever after.
+        environment.set_undefined_behavior(UndefinedBehavior::Chainable);
         environment.set_auto_escape_callback(|_| AutoEscape::None);
         environment.add_template_owned(NAME, source.to_owned()).map_err(|error| format!("not a template: {error}"))?;
         let globals: BTreeSet<String> = environment.globals().map(|(name, _)| name.to_owned()).collect();
         let template = environment.get_template(NAME).map_err(|error| error.to_string())?;
         let fields = template.undeclared_variables(false).into_iter().filter(|name| !globals.contains(name)).collect();
+        known_words(&template)?;
+        environment.set_undefined_behavior(UndefinedBehavior::Strict);
         Ok(Self { environment, fields })
     }
 
@@ -52,6 +55,17 @@ impl Template {
             ErrorKind::UndefinedError => RenderError::Undefined(error.to_string()),
             _ => RenderError::Other(error.to_string()),
         })
+    }
+}
+
+/// Filters, tests and functions are only looked up when they are used; so uses them, over nothing at all.
+fn known_words(template: &minijinja::Template<'_, '_>) -> Result<(), String> {
+    let unknown = |error: &minijinja::Error| {
+        matches!(error.kind(), ErrorKind::UnknownFilter | ErrorKind::UnknownTest | ErrorKind::UnknownFunction)
+    };
+    match template.render(()) {
+        Err(error) if unknown(&error) => Err(format!("not a template: {error}")),
+        _ => Ok(()),
     }
 }
 
@@ -104,6 +118,10 @@ mod tests {
             Template::new("{% for i in range(n) %}{{ i }}{{ a.b }}{% endfor %}{% set c = d %}{{ c }}").unwrap();
         assert_eq!(template.fields().iter().collect::<Vec<_>>(), ["a", "d", "n"]);
         assert!(Template::new("{{ a").unwrap_err().starts_with("not a template"));
+        for unknown in ["{{ a | nosuch }}", "{{ nosuch(a) }}", "{% if a.b is nosuch %}x{% endif %}"] {
+            assert!(Template::new(unknown).unwrap_err().contains("nosuch"), "{unknown}");
+        }
+        assert!(Template::new("{{ a.b.c | upper }}{% for i in a %}{{ i.x }}{% endfor %}{{ a[0] + 1 }}").is_ok());
         assert!(Template::new("{% include 'x' %}").is_err(), "nothing can be included");
     }
 

@@ -173,10 +173,16 @@ fn header_secret(source: &HeaderSource, environment: Environment<'_>, folder: &P
 }
 
 fn from_environment(name: &str, environment: Environment<'_>) -> Result<Secret, String> {
-    let value = environment(name).filter(|value| !value.trim().is_empty());
-    value
-        .map(|value| Secret::new(&value))
-        .ok_or_else(|| format!("the environment variable {name} is not set; export {name}=… before the start"))
+    if let Some(value) = environment(name).filter(|value| !value.trim().is_empty()) {
+        return Ok(Secret::new(&value));
+    }
+    // What is no usual name may be the key itself, put into the wrong place, and must not be shown.
+    let is_usual = name.bytes().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_');
+    Err(if is_usual && !name.is_empty() {
+        format!("the environment variable {name} is not set; export {name}=… before the start")
+    } else {
+        "no environment variable of this name is set; write the NAME of a variable here, such as \"OPENAI_API_KEY\", not the key itself".to_owned()
+    })
 }
 
 fn from_file(file: &Path, folder: &Path) -> Result<Secret, String> {
@@ -350,6 +356,10 @@ mod tests {
             find(provider, None).unwrap_err().to_string(),
             "providers.p.api_key_env: the environment variable KEY is not set; export KEY=… before the start"
         );
+        provider.api_key_env = Some("0a1b2c3d4e5f".to_owned());
+        let pasted = find(provider, None).unwrap_err().to_string();
+        assert!(pasted.contains("not the key itself") && !pasted.contains("0a1b"), "{pasted}");
+        provider.api_key_env = Some("KEY".to_owned());
         assert!(find(provider, Some("a\nb")).unwrap_err().to_string().contains("no header can carry"));
         let (transport, secrets) = find(provider, Some("sk-secret-key\n")).unwrap();
         assert_eq!(secrets, [Secret::new("sk-secret-key")]);

@@ -12,7 +12,7 @@ pub(crate) use db::Db;
 pub(crate) use dead::{Dead, DeadChoice, DeadList, Purge, Redrive};
 pub(crate) use enqueue::Enqueue;
 pub(crate) use job::{Job, JobList, JobWait};
-pub(crate) use run::{Demo, Dev, ExecKind, Sim, Work};
+pub(crate) use run::{Demo, Dev, ExecKind, STOP_AT_EOF, Sim, Work};
 
 /// A Postgres job queue that LLM agents can depend on.
 #[derive(Debug, Parser)]

@@ -76,6 +76,10 @@ pub(crate) struct Work {
     pub(crate) no_listen: bool,
 }
 
+/// Set in the environment of a worker whose standard input is a pipe from the process it works for: it ends when that
+/// process does, however that ends.
+pub(crate) const STOP_AT_EOF: &str = "POSTHOUSE_STOP_AT_EOF";
+
 /// `KIND=COMMAND`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ExecKind {

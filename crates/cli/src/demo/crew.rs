@@ -15,8 +15,8 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 
 use super::trouble::LEASE;
+use crate::args::STOP_AT_EOF;
 use crate::failure::{Failure, Result};
-use crate::work::STOP_AT_EOF;
 
 /// Jobs at once in each worker.
 const CONCURRENCY: u32 = 4;

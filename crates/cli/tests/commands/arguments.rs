@@ -1,6 +1,6 @@
 //! What is said without a database: help, mistakes, completions.
 
-use crate::support::{answer, posthouse};
+use crate::support::{answer, file, posthouse};
 
 fn run(arguments: &[&str]) -> crate::support::Answer {
     answer(posthouse().args(arguments), None)
@@ -60,4 +60,22 @@ fn completions_know_the_commands() {
         assert!(script.contains("enqueue") && script.contains("redrive"), "{shell}: {script}");
     }
     run(&["completions", "tcsh"]).failed(2, &["tcsh", "bash"]);
+}
+
+#[test]
+fn a_mistake_in_the_configuration_names_file_and_key_and_shows_no_key() {
+    let path = file("mistakes.toml", "");
+    let file_name = path.to_str().unwrap();
+    let provider = "[providers.p]\nbase_url = \"http://127.0.0.1:1/v1\"\n";
+    let model = "[models.m]\nprovider = \"p\"\n";
+    for (text, words) in [
+        (format!("{provider}api_key_env = \"0a1b2c3d\"\n{model}"), "providers.p.api_key_env: no environment variable"),
+        (format!("{provider}{model}timeouts = {{ attempt_ms = -1 }}"), "line 5, attempt_ms: invalid value"),
+        (format!("{provider}{model}[kinds.k]\nuser = \"{{{{ text | nosuch }}}}\""), "kinds.k.user: not a template"),
+    ] {
+        std::fs::write(&path, text).unwrap();
+        let bad = run(&["work", "--config", file_name, "--database-url", "postgres://u@127.0.0.1:1/d"]);
+        let bad = bad.failed(1, &[&format!("error: {file_name}: {words}")]);
+        assert!(!bad.stderr.contains("0a1b2c3d"), "{bad:?}");
+    }
 }

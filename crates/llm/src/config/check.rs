@@ -22,6 +22,12 @@ impl Config {
             let place = format!("kinds.{name}");
             self.model_name(kind.model.as_deref())
                 .map_err(|error| ConfigError::new(format!("{place}.{}", error.place), error.problem))?;
+            if name.is_empty() || name.len() > 200 || name.chars().any(char::is_control) {
+                return Err(ConfigError::new(
+                    place.replace(char::is_control, "\u{FFFD}"),
+                    "no name for a kind; use 1 to 200 bytes and no control characters",
+                ));
+            }
             kind.check(name, &place)?;
         }
         Ok(())
@@ -41,6 +47,21 @@ impl Provider {
                 format!("{place}.base_url"),
                 "must begin with http:// or https:// and name a host",
             ));
+        }
+        if url.path().trim_end_matches('/').ends_with("/chat/completions") {
+            return Err(ConfigError::new(
+                format!("{place}.base_url"),
+                "must end before /chat/completions, which is added to it; write something like \"https://api.openai.com/v1\"",
+            ));
+        }
+        if let Some(proxy) = self.proxy.as_deref().filter(|proxy| *proxy != "env") {
+            let is_web = reqwest::Url::parse(proxy).is_ok_and(|url| ["http", "https"].contains(&url.scheme()));
+            if !is_web {
+                return Err(ConfigError::new(
+                    format!("{place}.proxy"),
+                    "not the URL of an HTTP proxy; write \"http://HOST:PORT\" or \"env\"",
+                ));
+            }
         }
         if self.api_key_env.is_some() && self.api_key_file.is_some() {
             return Err(ConfigError::new(
@@ -69,7 +90,7 @@ impl Model {
                 let declared = list(providers.keys());
                 let wanted = &endpoint.provider;
                 return Err(ConfigError::new(
-                    format!("{place}.provider"),
+                    format!("{place}.{}", if self.provider.is_some() { "provider" } else { "route" }),
                     format!("no provider {wanted:?}; declared: {declared}. Add [providers.{wanted}] or fix the name"),
                 ));
             }
@@ -168,7 +189,33 @@ mod tests {
             ("".to_owned(), "providers: no provider; add [providers.NAME]"),
             ("[providers.a]\nbase_url = \"x\"".to_owned(), "providers.a.base_url: not a URL"),
             ("[providers.a]\nbase_url = \"ftp://x\"".to_owned(), "providers.a.base_url: must begin with http"),
-            ("[providers.a]\nurl = \"x\"".to_owned(), "line 2: unknown field `url`, expected one of `base_url`"),
+            ("[providers.a]\nurl = \"x\"".to_owned(), "line 2, url: unknown field `url`, expected one of `base_url`"),
+            (
+                "[providers.a]\nbase_url = \"http://x/v1/chat/completions/\"".to_owned(),
+                "providers.a.base_url: must end before /chat/completions",
+            ),
+            (format!("{provider}proxy = \"nonsense\""), "providers.a.proxy: not the URL of an HTTP proxy"),
+            (format!("{provider}proxy = \"socks5://x:1\""), "providers.a.proxy: not the URL of an HTTP proxy"),
+            (
+                format!("{provider}headers = {{ a = 5 }}"),
+                "line 3, a: a header is a text, { env = \"NAME\" } or { file = \"PATH\" }",
+            ),
+            (format!("{provider}headers = {{ a = {{ env = \"A\", file = \"b\" }} }}"), "line 3, a: a header is"),
+            (
+                format!("{model}timeouts = {{ attempt_ms = -1 }}"),
+                "line 5, attempt_ms: invalid value: integer `-1`, expected a whole number from 0 up",
+            ),
+            (format!("{model}timeouts = 5"), "line 5, timeouts: invalid type: integer `5`, expected a table"),
+            (
+                format!("{model}[kinds.k]\nuser = \"u\"\nschema = 5"),
+                "line 7, schema: a schema is a table, or the name of a JSON file",
+            ),
+            (format!("{model}[kinds.llm.chat]\nmodel = \"m\""), "line 5: unknown field `chat`, expected one of"),
+            (
+                format!("{provider}[models.m]\nroute = [{{ provider = \"b\", model = \"x\" }}]"),
+                "models.m.route: no provider \"b\"",
+            ),
+            (format!("{model}[kinds.\"\"]\nuser = \"u\""), "kinds.: no name for a kind"),
             (format!("{provider}api_key_env = \"A\"\napi_key_file = \"b\""), "providers.a.api_key_file: set either"),
             (provider.to_owned(), "models: no model; add [models.NAME]"),
             (format!("{provider}[models.m]"), "models.m: nobody to ask"),
@@ -198,7 +245,7 @@ mod tests {
                 format!("{model}[kinds.\"llm.chat\"]\nuser = \"u\""),
                 "kinds.llm.chat: llm.chat takes the request as the payload",
             ),
-            (format!("{model}[kinds.k]\nuser = 5"), "line 6: invalid type: integer `5`, expected a string"),
+            (format!("{model}[kinds.k]\nuser = 5"), "line 6, user: invalid type: integer `5`, expected a string"),
         ] {
             let found = mistake(&text);
             assert!(found.starts_with(expected), "{found}\n  wanted: {expected}");
@@ -207,8 +254,15 @@ mod tests {
 
     #[test]
     fn a_mistake_does_not_show_the_line_it_is_in() {
-        let found = mistake("[providers.a]\nbase_url = \"http://x\"\nkey = \"sk-secret-value\"");
-        assert!(!found.contains("sk-secret"), "{found}");
+        for line in [
+            "key = \"sk-secret-value\"",
+            "api_key_env = sk-secret-value==",
+            "api_key_env = 7sk-secret==",
+            "sk-secret-value",
+        ] {
+            let found = mistake(&format!("[providers.a]\nbase_url = \"http://x\"\n{line}"));
+            assert!(found.starts_with("line 3") && !found.contains("secret"), "{found}");
+        }
     }
 
     #[test]

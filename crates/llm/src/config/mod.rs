@@ -92,7 +92,7 @@ pub struct Provider {
 
 /// Where a header's value comes from.
 #[derive(Debug, Clone, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, deny_unknown_fields, expecting = "a header is a text, { env = \"NAME\" } or { file = \"PATH\" }")]
 pub enum HeaderSource {
     /// The value itself.
     Value(Secret),
@@ -221,7 +221,7 @@ pub struct Kind {
 
 /// Where a schema comes from.
 #[derive(Debug, Clone, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "a schema is a table, or the name of a JSON file")]
 pub enum SchemaSource {
     /// A file.
     File(PathBuf),
@@ -272,7 +272,11 @@ impl Config {
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let place = path.display().to_string();
         let text = std::fs::read_to_string(path).map_err(|error| {
-            ConfigError::new(&place, format!("cannot be read: {error}. Check the path given with --config"))
+            let cure = match error.kind() {
+                std::io::ErrorKind::InvalidData => "Save it as UTF-8",
+                _ => "Check the path given with --config",
+            };
+            ConfigError::new(&place, format!("cannot be read: {error}. {cure}"))
         })?;
         let folder = path.parent().map(Path::to_path_buf).unwrap_or_default();
         Self::parse(&text, &folder)
@@ -286,7 +290,7 @@ impl Config {
     pub fn parse(text: &str, folder: &Path) -> Result<Self, ConfigError> {
         // A TOML error shows the line it is about; a line that sets a key or header may hold a secret, so only its message is used.
         let mut config: Self =
-            toml::from_str(text).map_err(|error| ConfigError::new(toml_place(&error, text), error.message()))?;
+            toml::from_str(text).map_err(|error| ConfigError::new(toml_place(&error, text), toml_problem(&error)))?;
         config.folder = folder.to_path_buf();
         config.check()?;
         Ok(config)
@@ -381,8 +385,48 @@ fn toml_place(error: &toml::de::Error, text: &str) -> String {
     match error.span() {
         Some(span) => {
             let before = text.get(..span.start).unwrap_or(text);
-            format!("line {}", before.matches('\n').count() + 1)
+            let line = before.matches('\n').count() + 1;
+            match key_at(text, before) {
+                Some(key) => format!("line {line}, {key}"),
+                None => format!("line {line}"),
+            }
         }
         None => "the file".to_owned(),
     }
+}
+
+/// The key whose value begins after `before`, or that begins there itself. Of the line nothing else is shown.
+fn key_at<'a>(text: &'a str, before: &'a str) -> Option<&'a str> {
+    let is_key =
+        |key: &&str| !key.is_empty() && key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
+    let line_start = before.rfind('\n').map_or(0, |at| at + 1);
+    let so_far = before[line_start..].trim_end();
+    let key = match so_far.strip_suffix('=') {
+        Some(left) => left.rsplit([',', '{']).next(),
+        // In the middle of a value there is no key to be seen, but there may be a secret.
+        None if !so_far.is_empty() && !so_far.ends_with([',', '{']) => None,
+        None => text[before.len()..].split_once('=').map(|(key, _)| key),
+    };
+    key.map(str::trim).filter(is_key)
+}
+
+/// What TOML says, in the words of the file instead of those of the program.
+fn toml_problem(error: &toml::de::Error) -> String {
+    let mut problem = error.message().to_owned();
+    for (ours, theirs) in [
+        ("expected u64", "expected a whole number from 0 up"),
+        ("expected u32", "expected a whole number from 0 up"),
+        ("expected f64", "expected a number"),
+        ("expected struct Timeouts", "expected a table"),
+        ("expected struct Endpoint", "expected a table { provider = \"NAME\", model = \"NAME\" }"),
+        ("expected struct Provider", "expected a table"),
+        ("expected struct Model", "expected a table"),
+        ("expected struct Kind", "expected a table"),
+    ] {
+        problem = problem.replace(ours, theirs);
+    }
+    if problem.starts_with("unknown field `chat`") {
+        problem.push_str("; the kind with the dot in its name is written [kinds.\"llm.chat\"]");
+    }
+    problem
 }
