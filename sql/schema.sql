@@ -1947,8 +1947,8 @@ begin
     perform posthouse.fold();
     update posthouse.sweep s set took_ms = extract(epoch from clock_timestamp() - began) * 1000 where s.name = 'folds';
   end if;
-  -- Well ahead of need, so that no enqueue has to make one.
-  if posthouse.sweep_due('partitions', interval '10 seconds') then
+  -- Well ahead of need, so that no enqueue has to make one. Not waiting for an open enqueue that made one all the same.
+  if posthouse.sweep_due('partitions', interval '10 seconds') and pg_try_advisory_xact_lock(1346912000, 1) then
     perform posthouse.make_partitions(s.last_value), posthouse.make_partitions(s.last_value + 1000000) from posthouse.job_id_seq s;
   end if;
   -- Last, since it holds off whoever gives jobs back to the front of the line until the end of this transaction.
