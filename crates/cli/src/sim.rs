@@ -1,6 +1,5 @@
 //! `posthouse sim`: the simulated provider as a server of its own.
 
-use std::fmt::Write as _;
 use std::process::ExitCode;
 
 use posthouse_llm::sim::{Fault, Script, Sim, Step};
@@ -58,40 +57,4 @@ fn script(args: &Arguments) -> Result<Script> {
     script.first_token = args.first_token.unwrap_or(script.first_token);
     script.tokens_per_second = args.tokens_per_second.or(script.tokens_per_second);
     Ok(script)
-}
-
-/// A fault of the command line: a bare name, or NAME=VALUE pairs.
-pub(crate) fn fault(text: &str) -> std::result::Result<Step, String> {
-    if text.contains('=') { text.parse() } else { text.parse().map(Step::always) }
-}
-
-/// A share of requests, from 0 to 1.
-pub(crate) fn share(text: &str) -> std::result::Result<f64, String> {
-    text.parse().ok().filter(|share| (0.0..=1.0).contains(share)).ok_or_else(|| "a share, from 0 to 1".to_owned())
-}
-
-/// The end of the help text: every fault, a script, examples.
-pub(crate) fn help() -> String {
-    let mut help = String::from("FAULTS:\n");
-    for (name, meaning) in Fault::ALL {
-        let _ = writeln!(help, "  {name:<19} {meaning}");
-    }
-    help.push_str(
-        "  400 to 599          That status, with the body that providers send with it.
-
-SCRIPT:
-  latency = \"100ms-2s\"
-  [[step]]                    # the first step that fits a request decides
-  match = \"foo\"
-  first = 2
-  do = 429
-  retry_after = \"1s\"
-
-EXAMPLES:
-  posthouse sim
-  posthouse sim --listen 127.0.0.1:8080 --latency 200ms-2s --rate-429 0.1 --seed 7
-  posthouse sim --fault match=foo,first=2,do=429,retry_after=1s --fault hang
-  posthouse sim --script trouble.toml",
-    );
-    help
 }

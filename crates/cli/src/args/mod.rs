@@ -5,6 +5,7 @@ mod dead;
 mod enqueue;
 mod job;
 mod run;
+mod sim;
 
 use clap::{ArgAction, Args, Parser, Subcommand};
 
@@ -12,7 +13,8 @@ pub(crate) use db::Db;
 pub(crate) use dead::{Dead, DeadChoice, DeadList, Purge, Redrive};
 pub(crate) use enqueue::Enqueue;
 pub(crate) use job::{Job, JobList, JobWait};
-pub(crate) use run::{Demo, Dev, ExecKind, STOP_AT_EOF, Sim, Work};
+pub(crate) use run::{Demo, Dev, ExecKind, STOP_AT_EOF, Work};
+pub(crate) use sim::Sim;
 
 /// A Postgres job queue that LLM agents can depend on.
 #[derive(Debug, Parser)]

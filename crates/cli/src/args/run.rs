@@ -1,11 +1,9 @@
-//! The arguments of the commands that run something: `work`, `demo`, `dev`, `sim`.
+//! The arguments of the commands that run something: `work`, `demo`, `dev`.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::Args;
-use posthouse_llm::sim::{Delay, Step};
 
 /// Run a worker: claim jobs and run them
 ///
@@ -150,58 +148,4 @@ pub(crate) struct Dev {
     /// Keep the database in this folder. Default: a temporary one
     #[arg(long, value_name = "DIR")]
     pub(crate) data_dir: Option<PathBuf>,
-}
-
-/// Run a simulated provider that behaves as badly as told
-///
-/// A real HTTP server that speaks the OpenAI chat completions API and answers with something derived from the input. A script or
-/// --fault makes it slow, refuse, hang, cut its answers. GET /sim/stats tells what it was asked.
-///
-/// A fault is a name or a status from 400 to 599, with conditions: match=TEXT (in the input), first=N (so many times), from=N and
-/// to=N (numbers of requests), tries=N (of one input), rate=0.1 (by chance); and details: retry_after=1s, latency=2s,
-/// after_tokens=N, text=…
-#[derive(Debug, Args)]
-#[command(after_long_help = crate::sim::help())]
-pub(crate) struct Sim {
-    /// Where to listen
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0", hide_default_value = true)]
-    #[arg(help = "Where to listen. Default: a free port of 127.0.0.1")]
-    pub(crate) listen: SocketAddr,
-
-    /// A script, TOML or JSON
-    #[arg(long, value_name = "FILE")]
-    pub(crate) script: Option<PathBuf>,
-
-    /// Misbehave: NAME or NAME=VALUE pairs like match=foo,first=2,do=429,retry_after=1s; may be repeated, the first that fits
-    /// decides, before the ones of the script
-    #[arg(long = "fault", value_name = "SPEC", value_parser = crate::sim::fault)]
-    pub(crate) faults: Vec<Step>,
-
-    /// Start of the dice
-    #[arg(long)]
-    pub(crate) seed: Option<u64>,
-
-    /// Time to the headers, such as 200ms or 100ms-2s
-    #[arg(long, value_name = "TIME")]
-    pub(crate) latency: Option<Delay>,
-
-    /// Time from the headers to the first token
-    #[arg(long, value_name = "TIME")]
-    pub(crate) first_token: Option<Delay>,
-
-    /// Speed of the answers. Default: all at once
-    #[arg(long, value_name = "N")]
-    pub(crate) tokens_per_second: Option<f64>,
-
-    /// Refuse with 429 this share of the requests, from 0 to 1
-    #[arg(long, value_name = "SHARE", value_parser = crate::sim::share)]
-    pub(crate) rate_429: Option<f64>,
-
-    /// Fail with 500 this share of the requests, from 0 to 1
-    #[arg(long, value_name = "SHARE", value_parser = crate::sim::share)]
-    pub(crate) rate_500: Option<f64>,
-
-    /// Hang at this share of the requests, from 0 to 1
-    #[arg(long, value_name = "SHARE", value_parser = crate::sim::share)]
-    pub(crate) rate_hang: Option<f64>,
 }
