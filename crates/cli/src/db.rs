@@ -7,7 +7,8 @@ use serde_json::json;
 
 use crate::args::{Db, Global};
 use crate::failure::Result;
-use crate::output::{self, BAD, GOOD};
+use crate::output;
+use crate::style::{BAD, GOOD, clean};
 use crate::{connect, dev_record};
 
 /// Runs the subcommand.
@@ -67,7 +68,7 @@ fn url(show_password: bool, global: &Global) -> Result<ExitCode> {
     if global.json {
         output::json(&json!({ "url": url, "from": from }))?;
     } else {
-        output::line(output::clean(&url))?;
+        output::line(clean(&url))?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -11,6 +11,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use crate::args::{Dead, DeadChoice, DeadList, Global, Purge, Redrive};
 use crate::failure::{Failure, Result};
 use crate::output::{self, Grid, age, cell};
+use crate::style::clean;
 use crate::{connect, job};
 
 /// Dead letters in one transaction: a few at a time hold up nobody.
@@ -87,7 +88,7 @@ async fn count(store: &Store, choice: &DeadChoice) -> Result<i64> {
     for id in &choice.ids {
         match states.iter().find(|(found, _)| found == id) {
             Some((_, state)) if state == "failed" => {}
-            Some((_, state)) => output::note(format_args!("job {id} is {} and no dead letter", output::clean(state))),
+            Some((_, state)) => output::note(format_args!("job {id} is {} and no dead letter", clean(state))),
             None => output::note(format_args!("job {id}: there is no such job")),
         }
     }

@@ -27,7 +27,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 use crate::args::{Demo, Global};
 use crate::dev::{Interrupts, start, stop};
 use crate::failure::{Failure, Result};
-use crate::output::{BAD, BOLD, DIM, GOOD, HINT, clean};
+use crate::style::{BAD, BOLD, DIM, GOOD, HINT, clean};
 use crew::{Crew, News, Recipe, Said};
 use played::{Killed, Played, named};
 use screen::{Counts, Screen};

@@ -14,7 +14,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::args::{Dev, Global};
 use crate::dev_record;
 use crate::failure::{Failure, Result};
-use crate::output::{BOLD, DIM, json_line, line, note};
+use crate::output::{json_line, line, note};
+use crate::style::{BOLD, DIM};
 
 /// The database of the private server: it is there from the beginning, and it is ours alone.
 const DATABASE: &str = "postgres";

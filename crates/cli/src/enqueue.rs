@@ -8,7 +8,8 @@ use serde_json::json;
 
 use crate::args::{Enqueue, Global};
 use crate::failure::Result;
-use crate::output::{self, DIM, clean};
+use crate::output;
+use crate::style::{DIM, clean};
 use crate::{connect, jsonl, payload};
 
 /// Enqueues, and says which job stands for it.

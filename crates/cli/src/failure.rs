@@ -4,6 +4,8 @@ use std::fmt;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use crate::style::{BAD, HINT, clean_lines};
+
 /// A `Result` whose error is a [`Failure`].
 pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
 
@@ -47,8 +49,7 @@ impl Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        use crate::output::{BAD, HINT};
-        write!(f, "{BAD}error:{BAD:#} {}", crate::output::clean_lines(&self.message))?;
+        write!(f, "{BAD}error:{BAD:#} {}", clean_lines(&self.message))?;
         if let Some(hint) = &self.hint {
             for line in hint.lines() {
                 write!(f, "\n{HINT} hint:{HINT:#} {line}")?;

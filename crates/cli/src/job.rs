@@ -11,7 +11,8 @@ use serde_json::json;
 use crate::args::{Global, Job, JobList};
 use crate::connect;
 use crate::failure::{Failure, Result};
-use crate::output::{self, Grid, age, cell, clean};
+use crate::output::{self, Grid, age, cell};
+use crate::style::clean;
 pub(crate) use show::show;
 
 /// Runs the subcommand.

@@ -17,6 +17,7 @@ use crate::args::{Enqueue, Global};
 use crate::connect;
 use crate::failure::{Failure, Result};
 use crate::output;
+use crate::style::clean;
 use lines::Lines;
 
 /// Jobs in one batch.
@@ -155,7 +156,7 @@ impl Bulk {
     fn refuse(&mut self, number: u64, why: &str) -> Result<()> {
         if self.keep_going {
             self.refused += 1;
-            self.bar.suspend(|| output::note(format_args!("line {number}: {}", output::clean(why))));
+            self.bar.suspend(|| output::note(format_args!("line {number}: {}", clean(why))));
             return Ok(());
         }
         Err(Failure::new(format!("line {number}: {why}; it and everything after it was not enqueued")).hint(format!(

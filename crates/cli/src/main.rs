@@ -1,7 +1,7 @@
 //! The `posthouse` binary: from arguments to a command, one module each.
 //!
 //! [`args`] says what can be typed, the module of a command does it; [`connect`] finds the database, [`output`] writes to
-//! people and programs, [`failure`] ends a command with a text that says what to do next.
+//! people and programs, [`style`] is how that looks, [`failure`] ends a command with a text that says what to do next.
 
 mod args;
 mod completions;
@@ -21,6 +21,7 @@ mod payload;
 mod pretty;
 mod sim;
 mod status;
+mod style;
 mod work;
 
 use std::process::ExitCode;

@@ -1,22 +1,15 @@
-//! What commands print: text for people on stdout, with colours and tables that fit where it is a terminal; or JSON. What
-//! comes out of the database is somebody else's text and is never sent to a terminal as it is.
+//! What commands print: text for people on stdout, with tables that fit where it is a terminal; or JSON.
 
 use std::fmt::Display;
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, SystemTime};
 
-use anstyle::{AnsiColor, Style};
 use comfy_table::{Attribute, Cell, CellAlignment, Color, ContentArrangement, Row, Table};
 use serde::Serialize;
 
 use crate::failure::Result;
 use crate::pretty;
-
-pub(crate) const GOOD: Style = AnsiColor::Green.on_default();
-pub(crate) const BAD: Style = AnsiColor::Red.on_default().bold();
-pub(crate) const HINT: Style = AnsiColor::Cyan.on_default();
-pub(crate) const DIM: Style = Style::new().dimmed();
-pub(crate) const BOLD: Style = Style::new().bold();
+use crate::style::{clean, clean_lines};
 
 /// A line on stdout.
 pub(crate) fn line(text: impl Display) -> Result<()> {
@@ -41,33 +34,6 @@ pub(crate) fn json_line(value: &impl Serialize) -> Result<()> {
     let mut text = serde_json::to_vec(value)?;
     text.push(b'\n');
     Ok(std::io::stdout().lock().write_all(&text)?)
-}
-
-/// Characters that would move the cursor, recolour or turn around what a terminal shows.
-fn is_unsafe(c: char) -> bool {
-    c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-}
-
-/// Text of somebody else, on one line, safe for a terminal.
-pub(crate) fn clean(text: &str) -> String {
-    clean_with(text, |c| matches!(c, '\n' | '\r' | '\t').then_some(' '))
-}
-
-/// Text of somebody else, its lines kept, safe for a terminal.
-pub(crate) fn clean_lines(text: &str) -> String {
-    clean_with(text, |c| matches!(c, '\n' | '\t').then_some(c))
-}
-
-fn clean_with(text: &str, instead: impl Fn(char) -> Option<char>) -> String {
-    let mut clean = String::with_capacity(text.len());
-    for c in text.chars() {
-        match instead(c) {
-            Some(other) => clean.push(other),
-            None if is_unsafe(c) => clean.extend(c.escape_unicode()),
-            None => clean.push(c),
-        }
-    }
-    clean
 }
 
 /// A duration in its largest unit, rounded down: `350ms`, `42s`, `3m`, `5h`, `12d`.
@@ -198,11 +164,5 @@ mod tests {
         ] {
             assert_eq!(age(time, now), expected, "{time}");
         }
-    }
-
-    #[test]
-    fn nothing_stored_can_steer_a_terminal() {
-        assert_eq!(clean("a\u{1b}[31mb\nc\u{9b}2J\u{202e}d"), "a\\u{1b}[31mb c\\u{9b}2J\\u{202e}d");
-        assert_eq!(clean_lines("é\n\tx\r"), "é\n\tx\\u{d}");
     }
 }

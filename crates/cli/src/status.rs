@@ -10,7 +10,8 @@ use serde::Serialize;
 use crate::args::{Global, Status};
 use crate::connect;
 use crate::failure::Result;
-use crate::output::{self, BAD, BOLD, DIM, GOOD, Grid, age, cell, clean, count, short};
+use crate::output::{self, Grid, age, cell, count, short};
+use crate::style::{BAD, BOLD, DIM, GOOD, clean};
 
 /// Rows of a table for people; JSON has all of them.
 const ROWS_MAX: usize = 30;

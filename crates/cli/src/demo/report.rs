@@ -8,7 +8,8 @@ use super::healing::{self, Healing};
 use super::played::{Played, named};
 use super::trouble::SHOW_MIN;
 use crate::failure::Result;
-use crate::output::{BAD, BOLD, DIM, GOOD, Grid, cell, clean, count, json as print_json, line, state};
+use crate::output::{Grid, cell, count, json as print_json, line, state};
+use crate::style::{BAD, BOLD, DIM, GOOD, clean};
 
 /// One thing that must hold.
 struct Check {

@@ -8,7 +8,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use posthouse::store::QueueHealth;
 
 use super::crew::{Hand, State};
-use crate::output::{BAD, BOLD, DIM, GOOD, HINT, clean};
+use crate::style::{BAD, BOLD, DIM, GOOD, HINT, clean};
 
 /// Redraws a second: calm, and quick enough to look alive.
 const REDRAWS_PER_SECOND: u8 = 10;

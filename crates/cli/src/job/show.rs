@@ -9,8 +9,9 @@ use serde_json::Value;
 use super::{find, when};
 use crate::args::Global;
 use crate::failure::Result;
-use crate::output::{self, BAD, BOLD, DIM, age, clean, clean_lines};
+use crate::output::{self, age};
 use crate::pretty;
+use crate::style::{BAD, BOLD, DIM, clean, clean_lines};
 
 /// A long text is cut to this many lines, and each line to this many characters.
 const LINES_MAX: usize = 40;

@@ -9,8 +9,9 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::args::{Global, JobWait};
 use crate::failure::{Failure, Result};
-use crate::output::{self, clean};
+use crate::output;
 use crate::pretty;
+use crate::style::{clean, clean_lines};
 
 /// How often it looks: soon after short jobs, seldom while a long one runs.
 const FIRST_LOOK: Duration = Duration::from_millis(50);
@@ -76,8 +77,8 @@ async fn until_final(store: &Store, ids: &[i64], finals: &mut BTreeMap<i64, JobR
 fn print(job: &JobRecord) -> Result<()> {
     output::line(format_args!("job {} {}", job.id, clean(&job.state)))?;
     match (&job.result, &job.error) {
-        (Some(result), _) if job.state == "done" => output::line(output::clean_lines(&pretty::indent(result.get()))),
-        (_, Some(error)) if job.state == "failed" => output::line(output::clean_lines(error)),
+        (Some(result), _) if job.state == "done" => output::line(clean_lines(&pretty::indent(result.get()))),
+        (_, Some(error)) if job.state == "failed" => output::line(clean_lines(error)),
         _ => Ok(()),
     }
 }

@@ -7,7 +7,7 @@ use posthouse::store::ClaimedJob;
 use posthouse::worker::{Event, Summary};
 use serde_json::{Value, json};
 
-use crate::output::{BAD, DIM, GOOD, HINT, clean};
+use crate::style::{BAD, DIM, GOOD, HINT, clean};
 
 /// The first line: who this is and what it serves.
 pub(super) struct Opening {
