@@ -1,10 +1,8 @@
-//! Where the programs `postgres` and `initdb` come from: a variable, PATH, the usual folders, a package.
+//! A directory with the programs `postgres` and `initdb`, looked at: whether it is whole, and which version it holds.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-
-use super::{Error, packaged};
 
 /// The oldest major version that Posthouse works with.
 pub(super) const OLDEST_MAJOR: u32 = 14;
@@ -63,32 +61,6 @@ impl Binaries {
         };
         Ok(Self { directory, version })
     }
-
-    /// The first usable server, or the first one of the wanted major version; fetches a package where there is none.
-    pub(super) fn find(explicit: Option<&Path>, wanted: Option<u32>) -> Result<Self, Error> {
-        let fits = |binaries: &Self| wanted.is_none_or(|wanted| wanted == binaries.version.major);
-        let variable = std::env::var_os("POSTHOUSE_PG_BIN").filter(|value| !value.is_empty()).map(PathBuf::from);
-        let named = explicit
-            .map(|directory| ("bin_dir", directory.to_path_buf()))
-            .or_else(|| variable.map(|directory| ("POSTHOUSE_PG_BIN", directory)));
-        if let Some((origin, directory)) = named {
-            let found = Self::at(&directory).and_then(|binaries| match wanted {
-                Some(wanted) if !fits(&binaries) => Err(format!("it is {}, and {wanted} is wanted", binaries.version)),
-                _ => Ok(binaries),
-            });
-            return found.map_err(|problem| Error::BadBinaries { origin, directory, problem });
-        }
-        if let Some(binaries) = candidates().iter().filter_map(|d| Self::at(d).ok()).find(fits) {
-            return Ok(binaries);
-        }
-        if let Some(wanted) = wanted {
-            return packaged::fetch_major(wanted);
-        }
-        packaged::fetch_any().map_err(|error| Error::NoServer {
-            looked_in: format!("POSTHOUSE_PG_BIN (unset), PATH, {}", usual_patterns().join(", ")),
-            packages: error.to_string(),
-        })
-    }
 }
 
 /// Asks a program for its version, which also shows that it finds its libraries.
@@ -100,51 +72,6 @@ fn version_of(program: &Path) -> Result<Version, String> {
         let complaint = String::from_utf8_lossy(&answer.stderr);
         format!("{program:?} does not tell its version: {}{}", line.trim(), complaint.trim())
     })
-}
-
-/// Directories worth a look, best first.
-fn candidates() -> Vec<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut all: Vec<PathBuf> =
-        std::env::split_paths(&path).filter(|d| d.is_absolute() && d.join("postgres").is_file()).collect();
-    for pattern in usual_patterns() {
-        all.extend(expand(pattern));
-    }
-    all
-}
-
-fn usual_patterns() -> [&'static str; 7] {
-    [
-        "/usr/lib/postgresql/*/bin",                          // Debian, Ubuntu
-        "/usr/pgsql-*/bin",                                   // Fedora and RHEL with the PostgreSQL project's packages
-        "/usr/lib/postgresql*/bin",                           // openSUSE
-        "/usr/libexec/postgresql*",                           // Alpine
-        "/opt/homebrew/opt/postgresql@*/bin",                 // Homebrew on Apple silicon
-        "/usr/local/opt/postgresql@*/bin",                    // Homebrew on Intel
-        "/Applications/Postgres.app/Contents/Versions/*/bin", // Postgres.app
-    ]
-}
-
-/// Expands the one `*` of a pattern, highest version number first.
-fn expand(pattern: &str) -> Vec<PathBuf> {
-    let Some((before, after)) = pattern.split_once('*') else {
-        return vec![PathBuf::from(pattern)];
-    };
-    let (parent, prefix) = before.rsplit_once('/').unwrap_or(("", before));
-    let mut found: Vec<(u32, PathBuf)> = Vec::new();
-    for entry in std::fs::read_dir(format!("{parent}/")).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let Some(rest) = name.to_str().and_then(|name| name.strip_prefix(prefix)) else {
-            continue;
-        };
-        let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
-        let directory = PathBuf::from(format!("{before}{rest}{after}"));
-        if directory.is_dir() {
-            found.push((digits.parse().unwrap_or(0), directory));
-        }
-    }
-    found.sort_by(|a, b| b.cmp(a));
-    found.into_iter().map(|(_, directory)| directory).collect()
 }
 
 #[cfg(test)]
@@ -159,21 +86,6 @@ mod tests {
         assert_eq!(read("postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)"), Some((15, 18)));
         assert_eq!(read("postgres (PostgreSQL) 19beta2"), Some((19, 0)));
         assert_eq!(read("postgres"), None);
-    }
-
-    #[test]
-    fn newest_first_by_number_not_by_letter() {
-        let base = std::env::temp_dir().join(format!("posthouse-expand-{}", uuid::Uuid::new_v4().simple()));
-        for version in ["9.6", "14", "18", "other"] {
-            std::fs::create_dir_all(base.join(version).join("bin")).unwrap();
-        }
-        let pattern = format!("{}/*/bin", base.display());
-        let order: Vec<String> = expand(&pattern)
-            .iter()
-            .map(|d| d.parent().unwrap().file_name().unwrap().to_string_lossy().into_owned())
-            .collect();
-        std::fs::remove_dir_all(&base).unwrap();
-        assert_eq!(order, ["18", "14", "9.6", "other"]);
     }
 
     #[test]

@@ -20,6 +20,7 @@ mod binaries;
 mod builder;
 mod cluster;
 mod error;
+mod find;
 mod guard;
 pub mod packaged;
 mod user;
@@ -100,7 +101,7 @@ impl PrivatePostgres {
 
     fn prepare(builder: &Builder, cluster: &Cluster, guard: &mut Guard) -> Result<(Binaries, String), Error> {
         let made_by = cluster.made_by();
-        let found = Binaries::find(builder.bin_dir.as_deref(), made_by.or(builder.major));
+        let found = find::find(builder.bin_dir.as_deref(), made_by.or(builder.major));
         let binaries = match made_by {
             Some(made_by) => found.map_err(|error| Error::WrongVersion {
                 directory: cluster.root.clone(),
