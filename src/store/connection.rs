@@ -47,12 +47,15 @@ impl Drop for Link {
     }
 }
 
-impl Store {
-    pub(super) fn new(database: Database, name: &str) -> Self {
-        Self::with_timeout_inner(database, name, CALL_TIMEOUT)
+impl Database {
+    /// A connection of its own, made at its first call, that `pg_stat_activity` shows as `posthouse/name`.
+    pub fn store(&self, name: &str) -> Store {
+        Store::new(self.clone(), name, CALL_TIMEOUT)
     }
+}
 
-    fn with_timeout_inner(database: Database, name: &str, timeout: Duration) -> Self {
+impl Store {
+    fn new(database: Database, name: &str, timeout: Duration) -> Self {
         Self {
             inner: Arc::new(Inner {
                 database,
@@ -67,7 +70,7 @@ impl Store {
 
     /// A connection of its own to the same database whose calls are given up after `timeout`. Default: 30 seconds.
     pub fn with_timeout(&self, timeout: Duration) -> Self {
-        Self::with_timeout_inner(self.inner.database.clone(), &self.inner.name, timeout)
+        Self::new(self.inner.database.clone(), &self.inner.name, timeout)
     }
 
     /// The database it connects to.

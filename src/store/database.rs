@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use tokio_postgres::Config;
 
-use super::connection::Store;
 use crate::error::{Error, Result};
 
 /// Where the database is. Cheap to clone; does no I/O; its `Debug` shows no password.
@@ -36,11 +35,6 @@ impl Database {
     pub fn listen_url(mut self, url: Option<&str>) -> Result<Self> {
         self.listen = url.map(Target::parse).transpose()?;
         Ok(self)
-    }
-
-    /// A connection of its own, made at its first call, that `pg_stat_activity` shows as `posthouse/name`.
-    pub fn store(&self, name: &str) -> Store {
-        Store::new(self.clone(), name)
     }
 }
 
