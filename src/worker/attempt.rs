@@ -30,8 +30,7 @@ use crate::outcome::{JobError, Outcome};
 use crate::signal::Level;
 use crate::store::Settlement;
 use crate::worker::event::Event;
-use crate::worker::settle::{Filed, Slip};
-use crate::worker::shared::{Incarnation, Shared};
+use crate::worker::shared::{Filed, Incarnation, Shared, Slip};
 
 /// How long a handler may take to return after its job was cancelled: time to close files and say goodbye, short enough
 /// for the person who waits for it.

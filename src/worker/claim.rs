@@ -14,8 +14,7 @@ use crate::context::Context;
 use crate::pause::{Pause, jitter};
 use crate::store::{ClaimedJob, Settlement, Store};
 use crate::worker::attempt::{Claimed, attempt};
-use crate::worker::settle::{Filed, Slip};
-use crate::worker::shared::{Incarnation, Shared};
+use crate::worker::shared::{Filed, Incarnation, Shared, Slip};
 
 /// Jobs in one claim: enough to make a round trip cheap, few enough that other workers get their share of a burst.
 const MAX_JOBS: usize = 500;

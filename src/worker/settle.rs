@@ -9,7 +9,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use crate::context::Context;
@@ -18,26 +18,10 @@ use crate::outcome::{JobError, Outcome};
 use crate::pause::Pause;
 use crate::store::{Settled, Settlement, Verdict};
 use crate::worker::event::Event;
-use crate::worker::shared::{Incarnation, Shared};
+use crate::worker::shared::{Filed, MAX_ROWS, Shared, Slip};
 
-/// Rows in a batch: beyond this a batch takes longer without making each row cheaper.
-pub(crate) const MAX_ROWS: usize = 1_000;
 /// Bytes of results in a batch, so that many big results do not become one huge statement. One row may be bigger.
 const MAX_BYTES: usize = 8 << 20;
-
-/// An outcome on its way to Postgres.
-pub(crate) struct Filed {
-    pub(crate) slip: Slip,
-    pub(crate) settlement: Settlement,
-}
-
-/// Whose outcome it is.
-pub(crate) struct Slip {
-    pub(crate) incarnation: Arc<Incarnation>,
-    pub(crate) context: Context,
-    /// Given back when Postgres has answered.
-    pub(crate) room: OwnedSemaphorePermit,
-}
 
 /// Runs until the last call, when everything is written, or until the halt. Answers with the number of outcomes that
 /// could not be written.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::{Notify, Semaphore, mpsc, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
@@ -16,11 +16,10 @@ use crate::error::Error;
 use crate::handler::Handlers;
 use crate::lease::Lease;
 use crate::signal::Level;
-use crate::store::{Database, Store};
+use crate::store::{Database, Settlement, Store};
 use crate::worker::builder::{OnEvent, Settings};
 use crate::worker::event::Event;
 use crate::worker::ledger::Ledger;
-use crate::worker::settle::Filed;
 use crate::worker::summary::Tally;
 
 /// One registration of this process: an id that is never used again, its lease, and what it holds.
@@ -63,6 +62,20 @@ impl Incarnation {
     }
 }
 
+/// An outcome on its way to Postgres.
+pub(crate) struct Filed {
+    pub(crate) slip: Slip,
+    pub(crate) settlement: Settlement,
+}
+
+/// Whose outcome it is.
+pub(crate) struct Slip {
+    pub(crate) incarnation: Arc<Incarnation>,
+    pub(crate) context: Context,
+    /// Given back when Postgres has answered.
+    pub(crate) room: OwnedSemaphorePermit,
+}
+
 /// Shared by all parts of one worker.
 pub(crate) struct Shared {
     pub(crate) settings: Settings,
@@ -94,8 +107,10 @@ pub(crate) struct Shared {
     on_event: Option<OnEvent>,
 }
 
-/// Outcomes that may wait to be written, beyond one for every running job: one full batch of the settler.
-const UNSETTLED: usize = crate::worker::settle::MAX_ROWS;
+/// Rows in a batch of the settler: beyond this a batch takes longer without making each row cheaper.
+pub(crate) const MAX_ROWS: usize = 1_000;
+/// Outcomes that may wait to be written, beyond one for every running job: one full batch.
+const UNSETTLED: usize = MAX_ROWS;
 
 impl Shared {
     pub(crate) fn new(
