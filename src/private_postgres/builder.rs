@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use super::{Error, PrivatePostgres};
+use super::Error;
 
-/// What a private Postgres is to be like; see [`PrivatePostgres::builder`].
+/// What a private Postgres is to be like; see [`PrivatePostgres::builder`](super::PrivatePostgres::builder).
 #[derive(Debug, Clone)]
 pub struct Builder {
     fsync: bool,
@@ -64,15 +64,6 @@ impl Builder {
     pub(crate) fn also_remove(mut self, file: impl Into<PathBuf>) -> Self {
         self.leftovers.push(file.into());
         self
-    }
-
-    /// Makes the cluster if there is none, starts the server and waits until it accepts connections.
-    ///
-    /// # Errors
-    ///
-    /// No usable programs, a directory that cannot be used, a server that does not start; the text says what to do.
-    pub fn start(self) -> Result<PrivatePostgres, Error> {
-        PrivatePostgres::start(self)
     }
 
     /// The settings as `-c name=value` arguments.

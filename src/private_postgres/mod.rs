@@ -68,6 +68,17 @@ struct Running {
     guard: Option<Guard>,
 }
 
+impl Builder {
+    /// Makes the cluster if there is none, starts the server and waits until it accepts connections.
+    ///
+    /// # Errors
+    ///
+    /// No usable programs, a directory that cannot be used, a server that does not start; the text says what to do.
+    pub fn start(self) -> Result<PrivatePostgres, Error> {
+        PrivatePostgres::start(self)
+    }
+}
+
 impl PrivatePostgres {
     /// Starts with the defaults: durable, temporary, the newest server found.
     #[must_use]

@@ -11,9 +11,9 @@ use serde_json::json;
 use crate::args::{Global, Job, JobList};
 use crate::connect;
 use crate::failure::{Failure, Result};
-use crate::output::{self, Grid, age, cell};
+use crate::output::{self, Grid, age, cell, when};
 use crate::style::clean;
-pub(crate) use show::show;
+pub(crate) use show::{find, show};
 
 /// Runs the subcommand.
 pub(crate) async fn run(command: Job, global: &Global) -> Result<ExitCode> {
@@ -26,13 +26,6 @@ pub(crate) async fn run(command: Job, global: &Global) -> Result<ExitCode> {
         Job::Retry { ids } => each(&store, &ids, Verb::Retry, global).await,
         Job::Explain { id } => explain(&store, id, global).await,
     }
-}
-
-/// A job that was asked for by its id.
-pub(crate) async fn find(store: &Store, id: i64) -> Result<JobRecord> {
-    let gone =
-        || Failure::new(format!("job {id}: there is no such job")).hint("`posthouse job list` shows the newest ones");
-    store.job(id).await?.ok_or_else(gone)
 }
 
 async fn list(store: &Store, args: JobList, global: &Global) -> Result<ExitCode> {
@@ -149,9 +142,4 @@ async fn explain(store: &Store, id: i64, global: &Global) -> Result<ExitCode> {
         output::line(format_args!("job {id} {}: {}{until}", clean(state), clean(reason)))?;
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// An age in a sentence.
-fn when(age: &str) -> String {
-    if age.starts_with("in ") { age.to_owned() } else { format!("{age} ago") }
 }

@@ -59,6 +59,11 @@ pub(crate) fn age(time: &str, now: SystemTime) -> String {
     }
 }
 
+/// An age in a sentence.
+pub(crate) fn when(age: &str) -> String {
+    if age.starts_with("in ") { age.to_owned() } else { format!("{age} ago") }
+}
+
 /// A time as Postgres writes it in JSON: `2026-01-31T08:00:00.123456+01:00`.
 pub(crate) fn parse_time(text: &str) -> Option<SystemTime> {
     let (local, zone) = text.split_at_checked(text.len().checked_sub(6)?)?;

@@ -118,6 +118,6 @@ pub(crate) struct JobWait {
     #[arg(required = true, value_name = "ID")]
     pub(crate) ids: Vec<i64>,
     /// Give up after this time, such as 30s or 5m. Default: never
-    #[arg(long, value_name = "DURATION", value_parser = super::duration)]
+    #[arg(long, value_name = "DURATION", value_parser = super::time::duration)]
     pub(crate) timeout: Option<Duration>,
 }

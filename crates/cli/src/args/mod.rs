@@ -6,6 +6,7 @@ mod enqueue;
 mod job;
 mod run;
 mod sim;
+mod time;
 
 use clap::{ArgAction, Args, Parser, Subcommand};
 
@@ -100,7 +101,7 @@ pub(crate) enum Command {
   posthouse status --json | jq '.queues[].oldest_due_age_ms'")]
 pub(crate) struct Status {
     /// Show it again and again, every so many seconds
-    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2", value_parser = time::seconds)]
     pub(crate) watch: Option<std::time::Duration>,
 }
 
@@ -116,17 +117,6 @@ pub(crate) struct Completions {
     /// The shell
     #[arg(value_enum)]
     pub(crate) shell: clap_complete::Shell,
-}
-
-/// A duration as people write it.
-fn duration(text: &str) -> Result<std::time::Duration, String> {
-    humantime::parse_duration(text).map_err(|error| format!("{error}; write it like 30s, 5m or 1h 30m"))
-}
-
-/// Seconds, at least a tenth of one.
-fn seconds(text: &str) -> Result<std::time::Duration, String> {
-    let seconds = text.parse::<f64>().ok().filter(|s| (0.1..=86_400.0).contains(s));
-    seconds.map(std::time::Duration::from_secs_f64).ok_or_else(|| "seconds, from 0.1 to 86400".to_owned())
 }
 
 #[cfg(test)]
@@ -191,6 +181,6 @@ mod tests {
     fn durations_say_how_to_write_them() {
         let error = parse("posthouse enqueue k {} --delay soon").unwrap_err().to_string();
         assert!(error.contains("--delay") && error.contains("like 30s, 5m"), "{error}");
-        assert_eq!(duration("1m 30s"), Ok(std::time::Duration::from_secs(90)));
+        assert_eq!(time::duration("1m 30s"), Ok(std::time::Duration::from_secs(90)));
     }
 }

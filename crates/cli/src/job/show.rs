@@ -6,16 +6,22 @@ use std::time::SystemTime;
 use posthouse::store::{JobRecord, Store};
 use serde_json::Value;
 
-use super::{find, when};
 use crate::args::Global;
-use crate::failure::Result;
-use crate::output::{self, age};
+use crate::failure::{Failure, Result};
+use crate::output::{self, age, when};
 use crate::pretty;
 use crate::style::{BAD, BOLD, DIM, clean, clean_lines};
 
 /// A long text is cut to this many lines, and each line to this many characters.
 const LINES_MAX: usize = 40;
 const CHARACTERS_MAX: usize = 1_000;
+
+/// A job that was asked for by its id.
+pub(crate) async fn find(store: &Store, id: i64) -> Result<JobRecord> {
+    let gone =
+        || Failure::new(format!("job {id}: there is no such job")).hint("`posthouse job list` shows the newest ones");
+    store.job(id).await?.ok_or_else(gone)
+}
 
 /// Shows a job.
 pub(crate) async fn show(store: &Store, id: i64, full: bool, global: &Global) -> Result<ExitCode> {
