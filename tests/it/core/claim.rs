@@ -385,6 +385,13 @@ async fn the_limit_holds_whatever_the_planner_does() {
         session.run(&format!("set {}", settings)).await;
         sessions.push(session);
     }
+    // What it is about: with the first of these, a claim as it stands in many a tutorial takes everything.
+    s.enqueue_bulk("k1", "a", 1_000).await;
+    sessions[0].run("set enable_hashagg = off; set enable_sort = off; begin").await;
+    let naive = "with taken as (update posthouse.job set state = 'running' where id in (
+        select id from posthouse.job where state = 'queued' limit 10 for update skip locked) returning 1) select count(*) from taken";
+    assert!(sessions[0].get::<i64>(naive).await > 10);
+    sessions[0].run("rollback").await;
     for limit in [1, 10] {
         s.run("truncate posthouse.job, posthouse.claimed").await;
         for tenant in ["a", "b", "c"] {

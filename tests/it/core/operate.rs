@@ -351,3 +351,22 @@ async fn partitions_stay_few_and_indexed_for_every_id() {
     s.settle(worker.id, &json!(outcomes)).await;
     assert_eq!(s.count("posthouse.archive").await, 10);
 }
+
+#[tokio::test]
+async fn a_redriven_job_leaves_its_key_to_whoever_took_it_meanwhile() {
+    let (_queue, s) = Queue::with_session().await;
+    let worker = s.worker(&["k"]).await;
+    let key = "kind => 'k', dedupe_key => 'a'";
+    let first = s.enqueue(key).await;
+    worker.claim(&s, 1).await;
+    s.settle(worker.id, &json!([{"id": first, "fence": 1, "outcome": "fail"}])).await;
+    let second = s.enqueue(key).await;
+    assert_ne!(first, second);
+    assert_eq!(s.get::<i64>("select posthouse.redrive()").await, 1);
+    assert_eq!(s.enqueued(key).await, (second, "queued".to_owned(), true));
+    // The end of the first does not free the key of the second.
+    let jobs = worker.claim(&s, 10).await;
+    assert_eq!(jobs.len(), 2);
+    s.settle(worker.id, &json!([{"id": first, "fence": 2, "outcome": "done"}])).await;
+    assert_eq!(s.enqueued(key).await, (second, "running".to_owned(), true));
+}

@@ -591,22 +591,3 @@ async fn an_open_enqueue_that_made_a_partition_holds_up_no_sweep() {
     sweeper.run(TIDY).await;
     assert_eq!(s.count("posthouse.payload").await, 2);
 }
-
-#[tokio::test]
-async fn a_redriven_job_leaves_its_key_to_whoever_took_it_meanwhile() {
-    let (_queue, s) = Queue::with_session().await;
-    let worker = s.worker(&["k"]).await;
-    let key = "kind => 'k', dedupe_key => 'a'";
-    let first = s.enqueue(key).await;
-    worker.claim(&s, 1).await;
-    s.settle(worker.id, &json!([{"id": first, "fence": 1, "outcome": "fail"}])).await;
-    let second = s.enqueue(key).await;
-    assert_ne!(first, second);
-    assert_eq!(s.get::<i64>("select posthouse.redrive()").await, 1);
-    assert_eq!(s.enqueued(key).await, (second, "queued".to_owned(), true));
-    // The end of the first does not free the key of the second.
-    let jobs = worker.claim(&s, 10).await;
-    assert_eq!(jobs.len(), 2);
-    s.settle(worker.id, &json!([{"id": first, "fence": 2, "outcome": "done"}])).await;
-    assert_eq!(s.enqueued(key).await, (second, "running".to_owned(), true));
-}
