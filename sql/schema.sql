@@ -1168,6 +1168,18 @@ AS $function$
 $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.partitions_ahead()
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+  if pg_try_advisory_xact_lock(1346912000, 1) then
+    perform posthouse.make_partitions(s.last_value), posthouse.make_partitions(s.last_value + 1000000) from posthouse.job_id_seq s;
+  end if;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.progress(worker uuid, id bigint, fence bigint, progress jsonb)
  RETURNS boolean
  LANGUAGE plpgsql
@@ -1934,29 +1946,27 @@ CREATE OR REPLACE FUNCTION posthouse.tidy()
  SET jit TO 'off'
 AS $function$
 declare
+  part text;
   began timestamptz;
 begin
   perform posthouse.check_isolation();
-  began := clock_timestamp();
-  if posthouse.sweep_due('stragglers', interval '15 seconds') then
-    perform posthouse.rescue_stragglers();
-    update posthouse.sweep s set took_ms = extract(epoch from clock_timestamp() - began) * 1000 where s.name = 'stragglers';
-  end if;
-  began := clock_timestamp();
-  if posthouse.sweep_due('folds', interval '10 seconds') then
-    perform posthouse.fold();
-    update posthouse.sweep s set took_ms = extract(epoch from clock_timestamp() - began) * 1000 where s.name = 'folds';
-  end if;
-  -- Well ahead of need, so that no enqueue has to make one. Not waiting for an open enqueue that made one all the same.
-  if posthouse.sweep_due('partitions', interval '10 seconds') and pg_try_advisory_xact_lock(1346912000, 1) then
-    perform posthouse.make_partitions(s.last_value), posthouse.make_partitions(s.last_value + 1000000) from posthouse.job_id_seq s;
-  end if;
-  -- Last, since it holds off whoever gives jobs back to the front of the line until the end of this transaction.
-  began := clock_timestamp();
-  if posthouse.sweep_due('floors', interval '1 second') then
-    perform posthouse.advance_floors();
-    update posthouse.sweep s set took_ms = extract(epoch from clock_timestamp() - began) * 1000 where s.name = 'floors';
-  end if;
+  -- Floors come last, since they hold off whoever gives jobs back to the front of the line until the end of this transaction.
+  foreach part in array array['stragglers', 'folds', 'partitions', 'floors'] loop
+    began := clock_timestamp();
+    continue when not posthouse.sweep_due(part,
+      case part when 'floors' then interval '1 second' when 'stragglers' then interval '15 seconds' else interval '10 seconds' end);
+    begin
+      case part
+        when 'stragglers' then perform posthouse.rescue_stragglers();
+        when 'folds' then perform posthouse.fold();
+        when 'partitions' then perform posthouse.partitions_ahead();
+        when 'floors' then perform posthouse.advance_floors();
+      end case;
+    exception when others then
+      raise warning 'posthouse: the sweep of % failed and comes again: %', part, sqlerrm;
+    end;
+    update posthouse.sweep s set took_ms = extract(epoch from clock_timestamp() - began) * 1000 where s.name = part;
+  end loop;
 end $function$
 ;
 

@@ -313,6 +313,26 @@ async fn the_sweep_runs_each_part_once_an_interval_in_the_fleet() {
 }
 
 #[tokio::test]
+async fn a_part_of_the_sweep_that_fails_holds_up_no_other() {
+    let (_queue, s) = Queue::with_session().await;
+    s.run("select posthouse.enqueue('k')").await;
+    // A worker's role that may not make tables, as is common.
+    let role = format!("worker_{}", uuid::Uuid::new_v4().simple());
+    s.run(&format!(
+        "create role {role}; grant usage on schema posthouse to {role};
+         grant select, insert, update, delete on all tables in schema posthouse to {role};
+         grant usage, select on all sequences in schema posthouse to {role};
+         grant execute on all functions in schema posthouse to {role};
+         select setval('posthouse.job_id_seq', 950000); set role {role}"
+    ))
+    .await;
+    s.run(TIDY).await;
+    assert_eq!(s.get::<i64>("select max(upper) from posthouse.id_range").await, 1_000_000, "it may not make partitions");
+    assert_eq!(s.count("posthouse.lane_floor").await, 1, "the floors went up all the same");
+    s.run(&format!("reset role; drop owned by {role}; drop role {role}")).await;
+}
+
+#[tokio::test]
 async fn partitions_stay_few_and_indexed_for_every_id() {
     let (_queue, s) = Queue::with_session().await;
     for last in [0_i64, 999_999, 1_000_000, 5_500_000, 40_000_000, 5_000_000_000, 4_000_000_000] {
