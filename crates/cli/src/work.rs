@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use posthouse::Worker;
 use posthouse::store::Database;
 use posthouse::worker::{Builder, Event};
@@ -14,7 +15,7 @@ use posthouse_llm::{Config, ConfigError, Engine};
 
 use crate::args::{ExecKind, Global, STOP_AT_EOF, Work};
 use crate::failure::{Failure, Result};
-use crate::{connect, exec};
+use crate::{connect, exec, output};
 
 /// The configuration that is read when none is named.
 const CONFIG: &str = "posthouse.toml";
@@ -31,6 +32,9 @@ pub(crate) async fn run(args: Work, global: &Global) -> Result<ExitCode> {
     let engine = engine(&args)?;
     let kinds = kinds(engine.as_ref(), &args.execs)?;
 
+    if engine.is_some() {
+        allow_connections(args.concurrency.unwrap_or(CONCURRENCY));
+    }
     let builder = builder(&args, engine, database);
     let json = global.json;
     let with_starts = global.verbose > 0;
@@ -133,6 +137,22 @@ fn tell(event: &Event<'_>, json: bool, with_starts: bool) {
         print(&line::event_json(event));
     } else if with_starts || !matches!(event, Event::Started { .. }) {
         print(&line::event_text(event));
+    }
+}
+
+/// Many systems allow a process 1,024 open files unless it asks for more; a thousand calls at once need that many
+/// for their connections alone. Where it may not have more, calls that find none left wait, uncharged.
+fn allow_connections(concurrency: u32) {
+    /// For everything that is no call: Postgres, programs, libraries.
+    const OTHERS: u64 = 200;
+    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return };
+    let wanted = u64::from(concurrency) + OTHERS;
+    let allowed = wanted.min(hard);
+    if soft < wanted && (setrlimit(Resource::RLIMIT_NOFILE, allowed, hard).is_err() || allowed < wanted) {
+        output::note(format_args!(
+            "{concurrency} calls at once may need {wanted} open files, more than this process may have; \
+             some will wait: lower --concurrency, or raise the limit (ulimit -Hn)"
+        ));
     }
 }
 

@@ -18,6 +18,8 @@ const TCP_SILENCE_MAX: Duration = Duration::from_secs(30);
 const RESPONSE_HEADERS_MAX: usize = 1_000;
 /// A name that does not exist will not exist in a second either, but it may after a deployment.
 const UNKNOWN_HOST_WAIT: Duration = Duration::from_secs(60);
+/// By then some of the calls that hold the sockets have ended.
+const SHORTAGE_WAIT: Duration = Duration::from_secs(1);
 
 pub(crate) struct Transport {
     client: Client,
@@ -237,6 +239,13 @@ pub(crate) fn connection_error(error: &reqwest::Error, host: String) -> Box<Call
             ),
         );
     }
+    if is_own_shortage(error.source()) {
+        let cure = "allow this process more open files (ulimit -n), or give it less to do at once";
+        let mut failure =
+            CallError::new(ErrorClass::NotNow, "no_more_connections", format!("not asked: {cause}; {cure}"));
+        failure.wait = Some(SHORTAGE_WAIT);
+        return failure;
+    }
     if error.is_timeout() {
         return CallError::new(
             ErrorClass::Transient,
@@ -276,6 +285,21 @@ pub(crate) fn connection_error(error: &reqwest::Error, host: String) -> Box<Call
         );
     }
     CallError::new(ErrorClass::Transient, "connection_failed", format!("cannot connect to {host}: {cause}"))
+}
+
+/// Whether it is this machine that has no more sockets or ports: nobody was asked, and no job is to blame.
+fn is_own_shortage(mut cause: Option<&(dyn Error + 'static)>) -> bool {
+    // EMFILE and ENFILE, which have the same numbers everywhere.
+    let has = |cause: &std::io::Error| {
+        cause.kind() == std::io::ErrorKind::AddrNotAvailable || matches!(cause.raw_os_error(), Some(23 | 24))
+    };
+    while let Some(inner) = cause {
+        if inner.downcast_ref().is_some_and(has) {
+            return true;
+        }
+        cause = inner.source();
+    }
+    false
 }
 
 /// Whether there was an answer, but none that could be read.
@@ -319,6 +343,19 @@ mod tests {
         }
         assert_eq!(usual_field(&Url::parse("https://api.openai.com/v1").unwrap()), MaxTokensField::MaxCompletionTokens);
         assert_eq!(usual_field(&Url::parse("http://localhost/v1").unwrap()), MaxTokensField::MaxTokens);
+    }
+
+    #[test]
+    fn no_files_left_is_nobodys_fault() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("outer")]
+        struct Outer(#[source] std::io::Error);
+        for (number, expected) in [(24, true), (23, true), (111, false)] {
+            let error = Outer(std::io::Error::from_raw_os_error(number));
+            assert_eq!(is_own_shortage(Some(&error)), expected, "{error:?}");
+        }
+        assert!(is_own_shortage(Some(&std::io::Error::from(std::io::ErrorKind::AddrNotAvailable))));
+        assert!(!is_own_shortage(None));
     }
 
     #[test]

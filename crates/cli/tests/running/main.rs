@@ -5,6 +5,7 @@
 mod demo;
 mod dev;
 mod processes;
+mod prompts;
 // Shared with the tests of the other commands; not all of it is needed here.
 #[allow(dead_code)]
 #[path = "../commands/support.rs"]
