@@ -1,5 +1,7 @@
 //! The rules of ARCHITECTURE.md that a reader relies on, checked on the text of the code.
 
+mod circles;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
