@@ -12,6 +12,8 @@ use std::collections::BTreeMap;
 #[derive(Debug, Default)]
 pub(crate) struct Assembly {
     choices: BTreeMap<u64, Choice>,
+    /// How many choices were asked for; fewer are no finished answer unless the provider says that it has ended.
+    wanted: usize,
     pub(crate) model: Option<String>,
     pub(crate) id: Option<String>,
     pub(crate) usage: Usage,
@@ -40,7 +42,7 @@ struct ToolCall {
 }
 
 /// The most choices that are kept apart; the largest `n` that any known provider takes. What numbers itself beyond is the last.
-const CHOICES_MAX: u64 = 128;
+const CHOICES_MAX: usize = 128;
 /// What a tool call counts for against the cap, empty as it may be: a stream of nothing but new calls must end too.
 const TOOL_CALL_BYTES: usize = 1 << 10;
 
@@ -48,6 +50,11 @@ const TOOL_CALL_BYTES: usize = 1 << 10;
 const PIECES: [&str; 4] = ["content", "refusal", "reasoning", "reasoning_content"];
 
 impl Assembly {
+    /// For an answer of this many choices.
+    pub(crate) fn new(wanted: usize) -> Self {
+        Self { wanted: wanted.min(CHOICES_MAX), ..Self::default() }
+    }
+
     /// Takes one stream chunk, or one whole `chat.completion`. Says whether it carried content.
     pub(crate) fn take(&mut self, chunk: &Value) -> bool {
         let mut content = 0;
@@ -61,7 +68,7 @@ impl Assembly {
             self.usage.take(usage);
         }
         for choice in chunk.get("choices").and_then(Value::as_array).into_iter().flatten() {
-            let index = choice.get("index").and_then(Value::as_u64).unwrap_or(0).min(CHOICES_MAX - 1);
+            let index = choice.get("index").and_then(Value::as_u64).unwrap_or(0).min(CHOICES_MAX as u64 - 1);
             let entry = self.choices.entry(index).or_default();
             for part in ["delta", "message"] {
                 if let Some(Value::Object(delta)) = choice.get(part) {
@@ -84,9 +91,9 @@ impl Assembly {
         content > 0
     }
 
-    /// Every choice seen so far has said why it stopped, and there is at least one.
+    /// Every choice has said why it stopped, and there are as many as were asked for, at least one.
     pub(crate) fn finished(&self) -> bool {
-        !self.choices.is_empty() && self.choices.values().all(|choice| choice.finish_reason.is_some())
+        self.choices.len() >= self.wanted.max(1) && self.choices.values().all(|choice| choice.finish_reason.is_some())
     }
 
     /// Nothing at all has been answered.

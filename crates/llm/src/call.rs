@@ -41,12 +41,12 @@ pub(crate) struct Received {
 /// Sends the request and reads the answer to its end.
 pub(crate) async fn call(
     transport: &Transport,
-    body: String,
+    (body, choices): (String, usize),
     clock: Clock,
     pass: &Pass<'_>,
     redactor: &Redactor,
 ) -> Result<Received, Box<CallError>> {
-    let mut reading = Reading { clock, assembly: Assembly::default(), status: None, request_id: None, redactor };
+    let mut reading = Reading { clock, assembly: Assembly::new(choices), status: None, request_id: None, redactor };
     match reading.run(transport, body, pass).await {
         Ok(()) => Ok(Received {
             status: reading.status.map_or(0, |status| status.as_u16()),

@@ -126,7 +126,7 @@ impl Engine {
         let (stop, pass) = model.choose(attempt.number)?;
         let body = kind.request(&prompt, &stop.endpoint, stop.transport.dialect, model.max_output_tokens);
         let clock = Clock::start(model.timeouts, attempt.deadline);
-        let received = call(&stop.transport, body, clock, &pass, &self.inner.redactor).await;
+        let received = call(&stop.transport, (body, prompt.choices), clock, &pass, &self.inner.redactor).await;
         let asked = (stop.endpoint.provider.as_str(), stop.endpoint.model.as_str());
         let outcome = received.and_then(|received| judge(received, &prompt, kind, asked, &self.inner.redactor));
         outcome.inspect(log_answer).map_err(|mut error| {

@@ -56,6 +56,8 @@ pub(crate) struct Prompt {
     body: Body,
     /// The model the payload names (`llm.chat` only).
     pub(crate) model: Option<String>,
+    /// How many choices it asks for (`n` of `llm.chat`).
+    pub(crate) choices: usize,
     /// The answer is read by a program: cut in the middle it is worthless.
     pub(crate) wants_json: bool,
     /// An answer without text and tool calls is accepted, as it was asked for by somebody who can judge it.
@@ -143,7 +145,7 @@ impl PromptKind {
         if let Some(schema) = &self.schema {
             self.ask_for_json(&mut body, schema);
         }
-        Ok(Prompt { body, model: None, wants_json: self.schema.is_some(), may_be_empty: false })
+        Ok(Prompt { body, model: None, choices: 1, wants_json: self.schema.is_some(), may_be_empty: false })
     }
 
     fn ask_for_json(&self, body: &mut Body, schema: &AnswerSchema) {
@@ -173,7 +175,7 @@ impl PromptKind {
             ));
         }
         let model = match body.get("model") {
-            None => None,
+            None | Some("null") => None,
             Some(raw) => Some(
                 serde_json::from_str::<String>(raw)
                     .map_err(|_| CallError::terminal("bad_payload", "\"model\" must be a string"))?,
@@ -183,7 +185,8 @@ impl PromptKind {
             .get("response_format")
             .and_then(|raw| serde_json::from_str::<Value>(raw).ok())
             .is_some_and(|format| matches!(format["type"].as_str(), Some("json_object" | "json_schema")));
-        Ok(Prompt { body, model, wants_json, may_be_empty: true })
+        let choices = body.get("n").and_then(|raw| raw.parse().ok()).unwrap_or(1);
+        Ok(Prompt { body, model, choices, wants_json, may_be_empty: true })
     }
 
     /// The request for one endpoint. `max_output_tokens` is the model's limit.
@@ -290,6 +293,8 @@ mod tests {
             chat.request(&prompt, &endpoint(), DIALECT, Some(99)),
             r#"{"seed":9007199254740993,"messages":[{"role":"user","content":"x","n":1e400}],"model":"up-1","stream":true,"stream_options":{"include_obfuscation":false,"include_usage":true},"max_completion_tokens":7}"#
         );
+        let two = chat.prompt(r#"{"messages":[],"model":null,"n":2}"#).unwrap();
+        assert_eq!((two.model, two.choices), (None, 2));
         for payload in [r#"{"messages":"x"}"#, "{}", "[]", r#"{"messages":[],"model":5}"#] {
             assert_eq!(chat.prompt(payload).unwrap_err().code, "bad_payload");
         }

@@ -158,6 +158,9 @@ async fn answer_to(reply: String) -> Result<posthouse_llm::Answer, Box<CallError
     answer_in(reply, "").await
 }
 
+/// For `answer_in`: no kind with keys, but `llm.chat` asked for two choices.
+const CHAT_FOR_TWO: &str = "# two choices";
+
 /// As `answer_to`, for a kind `k` with these keys.
 async fn answer_in(reply: String, keys: &str) -> Result<posthouse_llm::Answer, Box<CallError>> {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -172,7 +175,11 @@ async fn answer_in(reply: String, keys: &str) -> Result<posthouse_llm::Answer, B
     );
     let config = Config::parse(&text, Path::new("")).unwrap();
     let engine = Engine::from_config_with(&config, &|_| Some(UNSHAPED.to_owned())).unwrap();
-    let outcome = within(engine.run("k", r#"{"text":"x"}"#, Attempt::default())).await;
+    let (kind, payload) = match keys {
+        CHAT_FOR_TWO => ("llm.chat", r#"{"messages":[],"n":2}"#),
+        _ => ("k", r#"{"text":"x"}"#),
+    };
+    let outcome = within(engine.run(kind, payload, Attempt::default())).await;
     within(server).await.unwrap();
     outcome
 }
@@ -315,4 +322,15 @@ async fn no_word_of_a_provider_brings_the_key_back() {
         assert!(!shown.contains(half), "{shown}");
         assert!(error.provider_request_id.as_ref().is_none_or(|id| id.len() <= 200), "{shown}");
     }
+}
+
+#[tokio::test]
+async fn of_two_choices_one_is_no_answer_unless_the_provider_says_so() {
+    let one = choice(r#"{"content":"one"}"#, "\"stop\"");
+    let two = one.clone() + &one.replace("\"index\":0", "\"index\":1");
+    let cut = answer_in(chunked(&one), CHAT_FOR_TWO).await.unwrap_err();
+    assert_eq!((cut.class, cut.code.as_str()), (ErrorClass::Incomplete, "incomplete_stream"), "{cut:?}");
+    let ended = answer_in(chunked(&(one + "data: [DONE]\n\n")), CHAT_FOR_TWO).await.unwrap();
+    assert_eq!(ended.text, "one", "a server that does not know n");
+    assert_eq!(answer_in(chunked(&two), CHAT_FOR_TWO).await.unwrap().choices.len(), 2);
 }
