@@ -4,8 +4,8 @@
 //! no loader (nothing can be included), no escaping (a prompt is no HTML), and a payload is data, never a template.
 
 use crate::body::Body;
-use minijinja::value::{Serde, Value};
-use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior};
+use minijinja::value::{Serde, Value, ValueKind};
+use minijinja::{AutoEscape, Environment, ErrorKind, Output, State, UndefinedBehavior};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// One compiled template.
@@ -34,6 +34,7 @@ impl Template {
         // Lenient until its words are known, strict ever after.
         environment.set_undefined_behavior(UndefinedBehavior::Chainable);
         environment.set_auto_escape_callback(|_| AutoEscape::None);
+        environment.set_formatter(write_value);
         environment.add_template_owned(NAME, source.to_owned()).map_err(|error| format!("not a template: {error}"))?;
         let globals: BTreeSet<String> = environment.globals().map(|(name, _)| name.to_owned()).collect();
         let template = environment.get_template(NAME).map_err(|error| error.to_string())?;
@@ -55,6 +56,23 @@ impl Template {
             ErrorKind::UndefinedError => RenderError::Undefined(error.to_string()),
             _ => RenderError::Other(error.to_string()),
         })
+    }
+}
+
+/// Text as it is, all else as the JSON that the payload had: no model should read Python's `None` or `{'a': True}`.
+fn write_value(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), minijinja::Error> {
+    match value.kind() {
+        ValueKind::None => Err(minijinja::Error::new(
+            ErrorKind::UndefinedError,
+            "a value is null, which is no text; write {{ field | default('…', true) }}",
+        )),
+        ValueKind::Bool | ValueKind::Seq | ValueKind::Map => {
+            let json = serde_json::to_string(value).map_err(|error| {
+                minijinja::Error::new(ErrorKind::BadSerialization, "not to be written as JSON").with_source(error)
+            })?;
+            Ok(out.write_str(&json)?)
+        }
+        _ => minijinja::escape_formatter(out, state, value),
     }
 }
 
@@ -110,6 +128,18 @@ mod tests {
         assert!(matches!(render("{% if a %}x{% endif %}", "{}"), Err(RenderError::Undefined(_))));
         assert_eq!(render("{{ a | default('b') }}", "{}").unwrap(), "b");
         assert!(matches!(render("{{ a + [] }}", r#"{"a":1}"#), Err(RenderError::Other(_))));
+    }
+
+    #[test]
+    fn what_is_no_text_is_written_as_json_and_null_is_a_hole() {
+        let payload = r#"{"a":{"b":[1,true,"x",null]},"yes":true,"nothing":null}"#;
+        assert_eq!(
+            render("{{ a }} {{ yes }} {{ a.b }}", payload).unwrap(),
+            r#"{"b":[1,true,"x",null]} true [1,true,"x",null]"#
+        );
+        let hole = render("{{ nothing }}", payload).unwrap_err();
+        assert!(matches!(&hole, RenderError::Undefined(detail) if detail.contains("null")), "{hole:?}");
+        assert_eq!(render("{{ nothing | default('-', true) }}{% if nothing %}x{% endif %}", payload).unwrap(), "-");
     }
 
     #[test]
