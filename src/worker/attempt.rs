@@ -241,10 +241,6 @@ mod tests {
     struct Guard(Dropped);
 
     impl Dropped {
-        fn guard(&self) -> Guard {
-            Guard(self.clone())
-        }
-
         fn is(&self) -> bool {
             self.0.load(Ordering::SeqCst)
         }
@@ -291,6 +287,20 @@ mod tests {
         Fut: Future<Output: IntoOutcome> + Send + 'static,
     {
         Handler::raw(move |_, context| handler(context))
+    }
+
+    /// A handler that never ends, and whether it was dropped.
+    fn endless() -> (Handler, Dropped) {
+        let dropped = Dropped::default();
+        let seen = dropped.clone();
+        let endless = handler(move |_| {
+            let guard = Guard(seen.clone());
+            async move {
+                let _guard = guard;
+                std::future::pending::<()>().await;
+            }
+        });
+        (endless, dropped)
     }
 
     fn retried(ending: Ending) -> JobError {
@@ -365,15 +375,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_timeout_drops_the_handler_and_is_a_retry() {
-        let dropped = Dropped::default();
-        let guarded = dropped.clone();
-        let work = handler(move |_| {
-            let guard = guarded.guard();
-            async move {
-                let _guard = guard;
-                std::future::pending::<()>().await;
-            }
-        });
+        let (work, dropped) = endless();
         let context = context_with(Some(Duration::from_secs(90)), Duration::from_secs(3_600));
         let began = Instant::now();
         let error = retried(run(&work, &context, raw("{}")).await);
@@ -428,15 +430,7 @@ mod tests {
         context_1.signal().raise(Level::Shutdown);
         assert!(matches!(run(&finishes, &context_1, raw("{}")).await, Ending::Decided(Outcome::Done(_))));
 
-        let dropped = Dropped::default();
-        let guarded = dropped.clone();
-        let endless = handler(move |_| {
-            let guard = guarded.guard();
-            async move {
-                let _guard = guard;
-                std::future::pending::<()>().await;
-            }
-        });
+        let (endless, dropped) = endless();
         let context_2 = context();
         let running = run(&endless, &context_2, raw("{}"));
         tokio::pin!(running);
@@ -465,15 +459,7 @@ mod tests {
     #[tokio::test]
     async fn a_lost_job_stops_at_once() {
         let context = context();
-        let dropped = Dropped::default();
-        let guarded = dropped.clone();
-        let work = handler(move |_| {
-            let guard = guarded.guard();
-            async move {
-                let _guard = guard;
-                std::future::pending::<()>().await;
-            }
-        });
+        let (work, dropped) = endless();
         let running = run(&work, &context, raw("{}"));
         tokio::pin!(running);
         assert!(futures_util::poll!(&mut running).is_pending());

@@ -5,13 +5,17 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use posthouse::store::{Database, Registration, Settlement, Store, Verdict};
-use posthouse::testing::TestDatabase;
+use posthouse::store::{Database, Settlement, Verdict};
 use posthouse::{Job, NewJob, Outcome, Posthouse};
 use serde::{Deserialize, Serialize};
-use uuid::Uuid;
 
 use crate::harness::{FaultProxy, SOON, wait_until};
+use crate::worker_support::registered;
+
+pub(crate) use crate::worker_support::database as queue_database;
+
+/// Longer than any test.
+const LEASE: Duration = Duration::from_secs(600);
 
 #[derive(Serialize, Deserialize)]
 struct Summarize {
@@ -23,29 +27,8 @@ impl Job for Summarize {
     const MAX_ATTEMPTS: Option<u32> = Some(7);
 }
 
-/// A database with the schema of the queue.
-pub(crate) async fn queue_database() -> TestDatabase {
-    TestDatabase::new(&posthouse::store::schema_sql(), async |url: &str| Posthouse::migrate(url).await).await
-}
-
 fn job(n: usize) -> NewJob {
     NewJob::new("a", &serde_json::json!({ "n": n })).unwrap()
-}
-
-async fn registered(store: &Store) -> Uuid {
-    let worker = Uuid::new_v4();
-    let registration = Registration {
-        worker,
-        lease: Duration::from_secs(600),
-        queues: vec!["default".into()],
-        kinds: vec!["a".into(), "summarize".into()],
-        slots: 10,
-        host: "test".into(),
-        pid: 1,
-        version: "0".into(),
-    };
-    store.register_worker(&registration).await.unwrap();
-    worker
 }
 
 async fn count(client: &tokio_postgres::Client, sql: &str) -> i64 {
@@ -176,7 +159,7 @@ async fn a_settle_dropped_at_any_await_is_written_whole_or_not_at_all_and_can_be
             .unwrap();
         let queue = Posthouse::connect(database.url()).await.unwrap();
         let store = queue.database().store("test");
-        let worker = registered(&store).await;
+        let worker = registered(&store, LEASE, &["a"]).await;
         for polls in 1..30 {
             queue.enqueue_job(job(polls)).await.unwrap();
             let claimed = store.claim(worker, i64::try_from(polls).unwrap(), 10, 0).await.unwrap();
@@ -214,7 +197,7 @@ async fn a_lost_answer_is_asked_again_and_changes_nothing() {
     let queue = Posthouse::connect(database.url()).await.unwrap();
     queue.enqueue_many(&(0..5).map(job).collect::<Vec<_>>()).await.unwrap();
     let direct = queue.database().store("test");
-    let worker = registered(&direct).await;
+    let worker = registered(&direct, LEASE, &["a"]).await;
     let store = Database::new(&proxy.url(database.url())).unwrap().store("cut");
 
     proxy.lose_answer_to("posthouse.claim");

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use posthouse::store::{Beat, Database, Registration, Settlement, Verdict};
+use posthouse::store::{Beat, Database, Settlement, Verdict};
 use posthouse::{NewJob, Outcome, Posthouse};
-use uuid::Uuid;
 
 use crate::client::queue_database;
 use crate::harness::{SOON, wait_until};
+use crate::worker_support::registered;
 
 /// A PgBouncer in transaction mode before a server, on a port of its own.
 struct PgBouncer {
@@ -102,20 +102,7 @@ async fn every_call_works_through_a_transaction_mode_pooler_among_noisy_neighbou
 
     let queue = Posthouse::connect(&url).await.unwrap();
     let store = queue.database().store("test");
-    let worker = Uuid::new_v4();
-    store
-        .register_worker(&Registration {
-            worker,
-            lease: Duration::from_secs(600),
-            queues: vec!["default".into()],
-            kinds: vec!["a".into()],
-            slots: 10,
-            host: "test".into(),
-            pid: 1,
-            version: "0".into(),
-        })
-        .await
-        .unwrap();
+    let worker = registered(&store, Duration::from_secs(600), &["a"]).await;
     for round in 1..=50 {
         let sent: Vec<_> = (0..4).map(|n| NewJob::new("a", &(round * 10 + n)).unwrap()).collect();
         let ids: Vec<i64> = queue.enqueue_many(&sent).await.unwrap().iter().map(|e| e.id).collect();

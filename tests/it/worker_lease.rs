@@ -4,30 +4,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use posthouse::context::CancelReason;
-use posthouse::store::{Database, Registration};
+use posthouse::store::Database;
 use posthouse::testing::{TestCluster, TestDatabase};
-use posthouse::worker::Builder;
 use posthouse::{Context, Outcome, Posthouse};
 use tokio::sync::Semaphore;
-use uuid::Uuid;
 
 use crate::harness::{FaultProxy, SOON, wait_until};
-use crate::worker_support::{Background, Log, database, database_on, enqueue, job_in, queue_at, stays, worker_at};
+use crate::worker_support::{
+    Background, Log, database, database_on, enqueue, job_in, queue_at, registered, stays, waits_for, worker_at,
+};
 
 const LEASE: Duration = Duration::from_secs(2);
-
-/// A handler that notes its run and waits for a permit.
-fn waits_for(builder: Builder, log: &Log, gate: &Arc<Semaphore>) -> Builder {
-    let (log, gate) = (log.clone(), gate.clone());
-    builder.handle_kind("k", move |_, context: Context| {
-        let (run, gate) = (log.begin(context.job_id()), gate.clone());
-        async move {
-            let _run = run;
-            gate.acquire().await.unwrap().forget();
-            Outcome::done(&"the answer")
-        }
-    })
-}
 
 /// By then the sweep of a worker would have rescued the jobs of a worker that fell silent at the beginning, and then some.
 const LONGER_THAN_A_RESCUE: Duration = Duration::from_secs(2 * LEASE.as_secs() + 2);
@@ -257,18 +244,7 @@ async fn a_rescue_that_is_cut_short_is_finished_later() {
     let queue = queue_at(database.url());
     let ids = enqueue(&queue, "k", JOBS).await;
     let store = Database::new(database.url()).unwrap().store("test");
-    let (silent, kinds) = (Uuid::new_v4(), vec!["k".to_owned()]);
-    let registration = Registration {
-        worker: silent,
-        lease: LEASE,
-        queues: vec!["default".to_owned()],
-        kinds,
-        slots: 250,
-        host: "test".to_owned(),
-        pid: 1,
-        version: "test".to_owned(),
-    };
-    store.register_worker(&registration).await.unwrap();
+    let silent = registered(&store, LEASE, &["k"]).await;
     let mut taken = 0;
     for seq in 1.. {
         taken += store.claim(silent, seq, 50, 0).await.unwrap().len();

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use posthouse::store::{Beat, Database, Pulse, Registration, Settlement, Store, Verdict};
+use posthouse::store::{Beat, Database, Pulse, Settlement, Store, Verdict};
 use posthouse::testing::TestDatabase;
 use posthouse::{Outcome, Posthouse};
 use uuid::Uuid;
 
-use crate::worker_support::{database, enqueue, job_in, queue_at};
+use crate::worker_support::{database, enqueue, job_in, queue_at, registered};
 
 const LEASE: Duration = Duration::from_secs(600);
 
@@ -19,22 +19,6 @@ async fn three_queued() -> (TestDatabase, Posthouse, Store, Vec<i64>) {
     (database, queue, store, ids)
 }
 
-async fn register(store: &Store) -> Uuid {
-    let worker = Uuid::new_v4();
-    let registration = Registration {
-        worker,
-        lease: LEASE,
-        queues: vec!["default".to_owned()],
-        kinds: vec!["k".to_owned()],
-        slots: 10,
-        host: "test".to_owned(),
-        pid: 1,
-        version: "test".to_owned(),
-    };
-    store.register_worker(&registration).await.unwrap();
-    worker
-}
-
 async fn beat(store: &Store, worker: Uuid, mark: i64, oldest: i64, held: &[(i64, i64)], with_list: bool) -> Pulse {
     let beat = Beat { mark, oldest, held: held.to_vec(), with_list };
     store.heartbeat(worker, &beat).await.unwrap().expect("the incarnation lives")
@@ -43,7 +27,7 @@ async fn beat(store: &Store, worker: Uuid, mark: i64, oldest: i64, held: &[(i64,
 #[tokio::test]
 async fn jobs_of_a_claim_that_was_given_up_go_back_uncharged() {
     let (_database, queue, store, ids) = three_queued().await;
-    let worker = register(&store).await;
+    let worker = registered(&store, LEASE, &["k"]).await;
     // The first claim is answered; the answer to the second is lost, and the worker gives it up.
     let first = store.claim(worker, 1, 1, 0).await.unwrap();
     store.claim(worker, 2, 2, 0).await.unwrap();
@@ -61,7 +45,7 @@ async fn jobs_of_a_claim_that_was_given_up_go_back_uncharged() {
 #[tokio::test]
 async fn so_do_they_when_the_worker_holds_nothing_else() {
     let (_database, queue, store, ids) = three_queued().await;
-    let worker = register(&store).await;
+    let worker = registered(&store, LEASE, &["k"]).await;
     store.claim(worker, 1, 3, 0).await.unwrap();
     assert!(beat(&store, worker, 1, 2, &[], false).await.mismatch);
     assert_eq!(beat(&store, worker, 1, 2, &[], true).await.released, 3);
@@ -73,7 +57,7 @@ async fn so_do_they_when_the_worker_holds_nothing_else() {
 #[tokio::test]
 async fn a_claim_whose_answer_is_on_its_way_is_left_alone() {
     let (_database, queue, store, ids) = three_queued().await;
-    let worker = register(&store).await;
+    let worker = registered(&store, LEASE, &["k"]).await;
     // The heartbeat was made up before the answer to claim 1 arrived: its mark is 0.
     let claimed = store.claim(worker, 1, 3, 0).await.unwrap();
     assert!(!beat(&store, worker, 0, 1, &[], false).await.mismatch);
@@ -89,7 +73,7 @@ async fn a_claim_whose_answer_is_on_its_way_is_left_alone() {
 #[tokio::test]
 async fn a_claim_that_arrives_after_it_was_given_up_strands_nothing() {
     let (_database, queue, store, ids) = three_queued().await;
-    let worker = register(&store).await;
+    let worker = registered(&store, LEASE, &["k"]).await;
     // Claim 1 is still somewhere on the way when the worker gives it up and says so.
     assert!(!beat(&store, worker, 1, 2, &[], false).await.mismatch);
     let late = store.claim(worker, 1, 3, 0).await;
@@ -106,7 +90,7 @@ async fn a_claim_that_arrives_after_it_was_given_up_strands_nothing() {
 #[tokio::test]
 async fn a_late_release_does_not_touch_the_next_attempt() {
     let (_database, queue, store, ids) = three_queued().await;
-    let (slow, next) = (register(&store).await, register(&store).await);
+    let (slow, next) = (registered(&store, LEASE, &["k"]).await, registered(&store, LEASE, &["k"]).await);
     let old = store.claim(slow, 1, 1, 0).await.unwrap();
     store.retire_worker(slow).await.unwrap();
     let new = store.claim(next, 1, 1, 0).await.unwrap();

@@ -7,25 +7,12 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use posthouse::context::CancelReason;
-use posthouse::worker::{Builder, Event};
-use posthouse::{Context, JobError, NewJob, Outcome};
+use posthouse::worker::Event;
+use posthouse::{Context, JobError, NewJob};
 use tokio::sync::Semaphore;
 
 use crate::harness::{FaultProxy, Program, SOON, wait_until};
-use crate::worker_support::{Background, Log, database, enqueue, job_in, queue_at, worker_at};
-
-/// Handles `k`: ends when there is a permit.
-fn waits_for(builder: Builder, log: &Log, gate: &Arc<Semaphore>) -> Builder {
-    let (log, gate) = (log.clone(), gate.clone());
-    builder.handle_kind("k", move |_, context: Context| {
-        let (run, gate) = (log.begin(context.job_id()), gate.clone());
-        async move {
-            let _run = run;
-            gate.acquire().await.unwrap().forget();
-            Outcome::done(&"the answer")
-        }
-    })
-}
+use crate::worker_support::{Background, Log, database, enqueue, job_in, queue_at, waits_for, worker_at};
 
 #[tokio::test]
 async fn jobs_get_the_grace_period_and_go_back_uncharged_after_it() {

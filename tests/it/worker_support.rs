@@ -5,12 +5,14 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use posthouse::error::Result;
-use posthouse::store::{Database, JobRecord};
+use posthouse::store::{Database, JobRecord, Registration, Store};
 use posthouse::testing::{TestCluster, TestDatabase};
 use posthouse::worker::{Builder, Event, Summary};
-use posthouse::{NewJob, Posthouse, Worker};
+use posthouse::{Context, NewJob, Outcome, Posthouse, Worker};
+use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 use crate::harness::{SOON, wait_until};
 
@@ -31,6 +33,36 @@ pub(crate) fn queue_at(url: &str) -> Posthouse {
 /// Settings for tests: a worker that polls often. Handlers are to be added.
 pub(crate) fn worker_at(url: &str) -> Builder {
     Worker::builder(Database::new(url).unwrap()).poll(Duration::from_millis(200)).grace(Duration::from_secs(5))
+}
+
+/// A handler of `k` that notes its run and waits for a permit.
+pub(crate) fn waits_for(builder: Builder, log: &Log, gate: &Arc<Semaphore>) -> Builder {
+    let (log, gate) = (log.clone(), gate.clone());
+    builder.handle_kind("k", move |_, context: Context| {
+        let (run, gate) = (log.begin(context.job_id()), gate.clone());
+        async move {
+            let _run = run;
+            gate.acquire().await.unwrap().forget();
+            Outcome::done(&"the answer")
+        }
+    })
+}
+
+/// A worker that does nothing but to be registered, for steps set out by hand.
+pub(crate) async fn registered(store: &Store, lease: Duration, kinds: &[&str]) -> Uuid {
+    let worker = Uuid::new_v4();
+    let registration = Registration {
+        worker,
+        lease,
+        queues: vec!["default".to_owned()],
+        kinds: kinds.iter().map(|kind| (*kind).to_owned()).collect(),
+        slots: 250,
+        host: "test".to_owned(),
+        pid: 1,
+        version: "test".to_owned(),
+    };
+    store.register_worker(&registration).await.unwrap();
+    worker
 }
 
 /// So many jobs of a kind, payload `{"n": 0}` and so on. Answers with their ids.
