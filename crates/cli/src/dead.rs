@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use posthouse::store::{DeadFilter, JobFilter, Store};
+use posthouse::store::{DeadFilter, Store};
 use serde_json::json;
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -38,10 +38,7 @@ pub(crate) async fn run(command: Dead, global: &Global) -> Result<ExitCode> {
 }
 
 async fn list(store: &Store, args: DeadList, global: &Global) -> Result<ExitCode> {
-    let DeadList { filter, limit, before } = args;
-    let state = Some("failed".to_owned());
-    let filter = JobFilter { state, queue: filter.queue, kind: filter.kind, tenant: filter.tenant, before };
-    let jobs = store.jobs(&filter, limit).await?;
+    let jobs = job::page(store, Some("failed".to_owned()), args.filter, &args.page).await?;
     if global.json {
         output::json(&jobs)?;
         return Ok(ExitCode::SUCCESS);
@@ -65,7 +62,7 @@ async fn list(store: &Store, args: DeadList, global: &Global) -> Result<ExitCode
         ]);
     }
     grid.print()?;
-    job::more(&jobs, limit, "dead");
+    job::more(&jobs, &args.page, "dead");
     Ok(ExitCode::SUCCESS)
 }
 
@@ -103,32 +100,25 @@ fn code(choice: &DeadChoice, changed: i64) -> ExitCode {
     ExitCode::from(u8::from(changed < i64::try_from(ids.len()).unwrap_or(i64::MAX)))
 }
 
-fn bar(total: i64, verb: &'static str) -> ProgressBar {
-    let bar = ProgressBar::new(u64::try_from(total).unwrap_or(0));
+/// Does it to so many dead letters, a batch at a time, showing how far it is.
+async fn in_batches(
+    choice: &DeadChoice,
+    total: i64,
+    batch: u32,
+    verb: &'static str,
+    global: &Global,
+    mut change: impl AsyncFnMut(&DeadFilter, u32) -> posthouse::Result<i64>,
+) -> Result<ExitCode> {
     // The template is constant and sound.
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} ({eta} left)");
-    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())).with_message(verb)
-}
-
-/// As many as there are now, oldest first: those that fail again meanwhile are newer, and are left alone.
-async fn redrive(store: &Store, args: &Redrive, global: &Global) -> Result<ExitCode> {
-    let total = count(store, &args.choice).await?;
-    let filter = filter(&args.choice);
-    let bar = bar(total, "redriven");
-    let batch = args.rate.map_or(BATCH, |rate| (rate / BATCHES_PER_SECOND).clamp(1, BATCH));
-    let mut ticks = args.rate.map(|rate| interval(Duration::from_secs_f64(f64::from(batch) / f64::from(rate))));
-    if let Some(ticks) = &mut ticks {
-        // A slow batch is not made good for by a rush.
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    }
-    let mut redriven = 0;
-    while redriven < total {
-        if let Some(ticks) = &mut ticks {
-            ticks.tick().await;
-        }
-        let left = u32::try_from(total - redriven).unwrap_or(u32::MAX);
-        let now = store.redrive(&filter, batch.min(left)).await?;
-        redriven += now;
+    let bar = ProgressBar::new(u64::try_from(total).unwrap_or(0));
+    let bar = bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())).with_message(verb);
+    let filter = filter(choice);
+    let mut changed = 0;
+    while changed < total {
+        let left = u32::try_from(total - changed).unwrap_or(u32::MAX);
+        let now = change(&filter, batch.min(left)).await?;
+        changed += now;
         bar.inc(u64::try_from(now).unwrap_or(0));
         if now == 0 {
             break;
@@ -136,11 +126,29 @@ async fn redrive(store: &Store, args: &Redrive, global: &Global) -> Result<ExitC
     }
     bar.finish_and_clear();
     if global.json {
-        output::json(&json!({ "redriven": redriven }))?;
+        output::json(&json!({ verb: changed }))?;
     } else {
-        output::line(format_args!("{redriven} redriven"))?;
+        output::line(format_args!("{changed} {verb}"))?;
     }
-    Ok(code(&args.choice, redriven))
+    Ok(code(choice, changed))
+}
+
+/// As many as there are now, oldest first: those that fail again meanwhile are newer, and are left alone.
+async fn redrive(store: &Store, args: &Redrive, global: &Global) -> Result<ExitCode> {
+    let total = count(store, &args.choice).await?;
+    let batch = args.rate.map_or(BATCH, |rate| (rate / BATCHES_PER_SECOND).clamp(1, BATCH));
+    let mut ticks = args.rate.map(|rate| interval(Duration::from_secs_f64(f64::from(batch) / f64::from(rate))));
+    if let Some(ticks) = &mut ticks {
+        // A slow batch is not made good for by a rush.
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    }
+    let redrive = async |filter: &DeadFilter, most| {
+        if let Some(ticks) = &mut ticks {
+            ticks.tick().await;
+        }
+        store.redrive(filter, most).await
+    };
+    in_batches(&args.choice, total, batch, "redriven", global, redrive).await
 }
 
 async fn purge(store: &Store, args: &Purge, global: &Global) -> Result<ExitCode> {
@@ -152,23 +160,6 @@ async fn purge(store: &Store, args: &Purge, global: &Global) -> Result<ExitCode>
         return Err(Failure::new(format!("nothing purged: this would remove {total} dead letters for good"))
             .hint("look at them with `posthouse dead list`; add --yes to remove them"));
     }
-    let filter = filter(&args.choice);
-    let bar = bar(total, "purged");
-    let mut purged = 0;
-    while purged < total {
-        let left = u32::try_from(total - purged).unwrap_or(u32::MAX);
-        let now = store.purge(&filter, BATCH.min(left)).await?;
-        purged += now;
-        bar.inc(u64::try_from(now).unwrap_or(0));
-        if now == 0 {
-            break;
-        }
-    }
-    bar.finish_and_clear();
-    if global.json {
-        output::json(&json!({ "purged": purged }))?;
-    } else {
-        output::line(format_args!("{purged} purged"))?;
-    }
-    Ok(code(&args.choice, purged))
+    let purge = async |filter: &DeadFilter, most| store.purge(filter, most).await;
+    in_batches(&args.choice, total, BATCH, "purged", global, purge).await
 }

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use posthouse::store::{JobFilter, JobRecord, Reason, Store};
 use serde_json::json;
 
-use crate::args::{Global, Job, JobList};
+use crate::args::{Filter, Global, Job, JobList, Page};
 use crate::connect;
 use crate::failure::{Failure, Result};
 use crate::output::{self, Grid, age, cell, when};
@@ -29,8 +29,7 @@ pub(crate) async fn run(command: Job, global: &Global) -> Result<ExitCode> {
 }
 
 async fn list(store: &Store, args: JobList, global: &Global) -> Result<ExitCode> {
-    let JobList { state, queue, kind, tenant, limit, before } = args;
-    let jobs = store.jobs(&JobFilter { state, queue, kind, tenant, before }, limit).await?;
+    let jobs = page(store, args.state, args.filter, &args.page).await?;
     if global.json {
         output::json(&jobs)?;
         return Ok(ExitCode::SUCCESS);
@@ -61,13 +60,19 @@ async fn list(store: &Store, args: JobList, global: &Global) -> Result<ExitCode>
         ]);
     }
     grid.print()?;
-    more(&jobs, limit, "job");
+    more(&jobs, &args.page, "job");
     Ok(ExitCode::SUCCESS)
 }
 
+/// One page of the jobs in a state that a filter lets through.
+pub(crate) async fn page(store: &Store, state: Option<String>, filter: Filter, page: &Page) -> Result<Vec<JobRecord>> {
+    let Filter { queue, kind, tenant } = filter;
+    Ok(store.jobs(&JobFilter { state, queue, kind, tenant, before: page.before }, page.limit).await?)
+}
+
 /// How to see the next page, if this one is full.
-pub(crate) fn more(jobs: &[JobRecord], limit: u32, command: &str) {
-    if let Some(last) = jobs.last().filter(|_| jobs.len() == limit as usize) {
+pub(crate) fn more(jobs: &[JobRecord], page: &Page, command: &str) {
+    if let Some(last) = jobs.last().filter(|_| jobs.len() == page.limit as usize) {
         output::note(format_args!("older ones: posthouse {command} list … --before {}", last.id));
     }
 }

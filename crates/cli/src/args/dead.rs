@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 
-use super::job::JobShow;
+use super::job::{Filter, JobShow, Page};
 
 pub(super) const LONG: &str = "Look at dead letters (failed jobs), and redrive or purge them.
 
@@ -39,26 +39,9 @@ pub(crate) enum Dead {
   posthouse dead list --json | jq -r '.[] | [.id, .reason, .error] | @tsv'")]
 pub(crate) struct DeadList {
     #[command(flatten)]
-    pub(crate) filter: DeadFilter,
-    /// At most so many
-    #[arg(long, default_value_t = 20, value_name = "N")]
-    pub(crate) limit: u32,
-    /// Only with a smaller id than this
-    #[arg(long, value_name = "ID")]
-    pub(crate) before: Option<i64>,
-}
-
-#[derive(Debug, Clone, Args)]
-pub(crate) struct DeadFilter {
-    /// Only of this queue
-    #[arg(long)]
-    pub(crate) queue: Option<String>,
-    /// Only of this kind
-    #[arg(long)]
-    pub(crate) kind: Option<String>,
-    /// Only of this tenant
-    #[arg(long)]
-    pub(crate) tenant: Option<String>,
+    pub(crate) filter: Filter,
+    #[command(flatten)]
+    pub(crate) page: Page,
 }
 
 /// Which dead letters: by id, by filter, or all.
@@ -69,7 +52,7 @@ pub(crate) struct DeadChoice {
     #[arg(required_unless_present_any = ["queue", "kind", "tenant", "all"])]
     pub(crate) ids: Vec<i64>,
     #[command(flatten)]
-    pub(crate) filter: DeadFilter,
+    pub(crate) filter: Filter,
     /// Every one there is
     #[arg(long, conflicts_with_all = ["queue", "kind", "tenant"])]
     pub(crate) all: bool,

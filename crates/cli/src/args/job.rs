@@ -72,6 +72,15 @@ pub(crate) struct JobList {
     /// Only in this state
     #[arg(long, value_parser = PossibleValuesParser::new(STATES))]
     pub(crate) state: Option<String>,
+    #[command(flatten)]
+    pub(crate) filter: Filter,
+    #[command(flatten)]
+    pub(crate) page: Page,
+}
+
+// What is written on these two would become the help of the commands that have them.
+#[derive(Debug, Args)]
+pub(crate) struct Filter {
     /// Only of this queue
     #[arg(long)]
     pub(crate) queue: Option<String>,
@@ -81,6 +90,10 @@ pub(crate) struct JobList {
     /// Only of this tenant
     #[arg(long)]
     pub(crate) tenant: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Page {
     /// At most so many
     #[arg(long, default_value_t = 20, value_name = "N")]
     pub(crate) limit: u32,

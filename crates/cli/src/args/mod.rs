@@ -13,7 +13,7 @@ use clap::{ArgAction, Args, Parser, Subcommand};
 pub(crate) use db::Db;
 pub(crate) use dead::{Dead, DeadChoice, DeadList, Purge, Redrive};
 pub(crate) use enqueue::Enqueue;
-pub(crate) use job::{Job, JobList, JobWait};
+pub(crate) use job::{Filter, Job, JobList, JobWait, Page};
 pub(crate) use run::{Demo, Dev, ExecKind, STOP_AT_EOF, Work};
 pub(crate) use sim::Sim;
 
