@@ -15,6 +15,7 @@ pub struct Database {
 }
 
 /// A parsed URL.
+#[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "only TLS reads how to check certificates"))]
 #[derive(Clone)]
 pub(super) struct Target {
     pub(super) config: Config,
@@ -56,6 +57,9 @@ impl Target {
                 "database URL: {why}; it should look like postgres://user:password@host:5432/database"
             ))
         })?;
+        if cfg!(not(feature = "tls")) && verify {
+            return Err(Error::config("database URL: sslmode=verify-… needs the feature `tls` of the crate posthouse"));
+        }
         if config.get_connect_timeout().is_none() {
             config.connect_timeout(Duration::from_secs(10));
         }
