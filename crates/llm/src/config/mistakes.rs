@@ -1,14 +1,7 @@
 //! What TOML has to say about a file, in the words of the file, and without showing what it holds: it may be a key.
 
-use super::ConfigError;
-
-/// The mistake that made reading fail.
-pub(super) fn of_toml(error: &toml::de::Error, text: &str) -> ConfigError {
-    ConfigError::new(place(error, text), problem(error))
-}
-
 /// Where it is: line and key.
-fn place(error: &toml::de::Error, text: &str) -> String {
+pub(super) fn place(error: &toml::de::Error, text: &str) -> String {
     match error.span() {
         Some(span) => {
             let before = text.get(..span.start).unwrap_or(text);
@@ -38,7 +31,7 @@ fn key_at<'a>(text: &'a str, before: &'a str) -> Option<&'a str> {
 }
 
 /// What TOML says, in the words of the file instead of those of the program.
-fn problem(error: &toml::de::Error) -> String {
+pub(super) fn problem(error: &toml::de::Error) -> String {
     let mut problem = error.message().to_owned();
     for (ours, theirs) in [
         ("expected u64", "expected a whole number from 0 up"),

@@ -290,7 +290,8 @@ impl Config {
     /// As `load`.
     pub fn parse(text: &str, folder: &Path) -> Result<Self, ConfigError> {
         // A TOML error shows the line it is about; a line that sets a key or header may hold a secret, so only its message is used.
-        let mut config: Self = toml::from_str(text).map_err(|error| mistakes::of_toml(&error, text))?;
+        let mut config: Self = toml::from_str(text)
+            .map_err(|error| ConfigError::new(mistakes::place(&error, text), mistakes::problem(&error)))?;
         config.folder = folder.to_path_buf();
         config.check()?;
         Ok(config)
