@@ -77,8 +77,9 @@ begin
     when delay is not null and run_at is not null then 'delay, run_at: give one of them, not both'
     when delay > interval '100 years' then 'delay: more than 100 years'
     when run_at = 'infinity' then 'run_at: infinity is not a time at which a job could run'
+    when run_at >= '10000-01-01 00:00+00' then 'run_at: after the year 9999, which many programs cannot read'
     when max_attempts not between 1 and 1000 then format('max_attempts: %s is not between 1 and 1000', max_attempts)
-    when timeout <= interval '0' then 'timeout: must be more than zero; leave it out for no limit'
+    when timeout < interval '1 millisecond' then 'timeout: must be at least a millisecond; leave it out for no limit'
     when timeout > interval '1 year' then 'timeout: more than a year; leave it out for no limit'
     when dedupe_for is not null and dedupe_key is null then 'dedupe_for: needs a dedupe_key'
     when dedupe_for <= interval '0' then 'dedupe_for: must be more than zero; leave it out to hold the key until the job is final'

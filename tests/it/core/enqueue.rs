@@ -68,7 +68,6 @@ async fn times_far_and_near() {
         ("delay => '60 days'", "60 days"),
         ("delay => '10 years'", "10 years"),
         ("run_at => '9999-12-31'", "7000 years"),
-        ("run_at => '294276-12-31'", "290000 years"),
     ];
     let mut far = Vec::new();
     for (when, least) in later {
@@ -112,11 +111,15 @@ async fn refusals_name_the_field() {
         ("kind => 'a', delay => '101 years'".to_owned(), "delay"),
         ("kind => 'a', delay => '170000000 years'".to_owned(), "delay"),
         ("kind => 'a', run_at => 'infinity'".to_owned(), "run_at"),
+        // Readable to Postgres, but to hardly any program: it would break whoever lists jobs.
+        ("kind => 'a', run_at => '10000-01-01 00:00+00'".to_owned(), "run_at"),
+        ("kind => 'a', run_at => '294276-12-31'".to_owned(), "run_at"),
         ("kind => 'a', max_attempts => 0".to_owned(), "max_attempts"),
         ("kind => 'a', max_attempts => -1".to_owned(), "max_attempts"),
         ("kind => 'a', max_attempts => 1001".to_owned(), "max_attempts"),
         ("kind => 'a', timeout => '0'".to_owned(), "timeout"),
         ("kind => 'a', timeout => '-1 s'".to_owned(), "timeout"),
+        ("kind => 'a', timeout => '400 microseconds'".to_owned(), "timeout"),
         ("kind => 'a', timeout => '2 years'".to_owned(), "timeout"),
         ("kind => 'a', dedupe_for => '1 s'".to_owned(), "dedupe_for"),
         ("kind => 'a', dedupe_key => 'k', dedupe_for => '0'".to_owned(), "dedupe_for"),
