@@ -366,8 +366,9 @@ begin
     when delay is not null and run_at is not null then 'delay, run_at: give one of them, not both'
     when delay > interval '100 years' then 'delay: more than 100 years'
     when run_at = 'infinity' then 'run_at: infinity is not a time at which a job could run'
+    when run_at >= '10000-01-01 00:00+00' then 'run_at: after the year 9999, which many programs cannot read'
     when max_attempts not between 1 and 1000 then format('max_attempts: %s is not between 1 and 1000', max_attempts)
-    when timeout <= interval '0' then 'timeout: must be more than zero; leave it out for no limit'
+    when timeout < interval '1 millisecond' then 'timeout: must be at least a millisecond; leave it out for no limit'
     when timeout > interval '1 year' then 'timeout: more than a year; leave it out for no limit'
     when dedupe_for is not null and dedupe_key is null then 'dedupe_for: needs a dedupe_key'
     when dedupe_for <= interval '0' then 'dedupe_for: must be more than zero; leave it out to hold the key until the job is final'
@@ -618,10 +619,10 @@ CREATE OR REPLACE FUNCTION posthouse.clean_json(value text)
  IMMUTABLE
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
-  select replace(regexp_replace(regexp_replace(regexp_replace(replace(value, '\\', chr(1)),
-      '\\u0000', '\\ufffd', 'g'),
-      '\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})', '\\ufffd', 'g'),
-      '(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}', '\\ufffd', 'g'), chr(1), '\\')
+  select replace(regexp_replace(regexp_replace(regexp_replace(replace(value, E'\\\\', chr(1)),
+      E'\\\\u0000', E'\\\\ufffd', 'g'),
+      E'\\\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\\\u[dD][c-fC-F][0-9a-fA-F]{2})', E'\\\\ufffd', 'g'),
+      E'(?<!\\\\u[dD][89abAB][0-9a-fA-F]{2})\\\\u[dD][c-fC-F][0-9a-fA-F]{2}', E'\\\\ufffd', 'g'), chr(1), E'\\\\')
 $function$
 ;
 
@@ -927,7 +928,7 @@ CREATE OR REPLACE FUNCTION posthouse.is_attempt(o jsonb)
  IMMUTABLE
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
-  select coalesce(jsonb_typeof(o) = 'object' and (o ->> 'id') ~ '^\d{1,18}$' and (o ->> 'fence') ~ '^\d{1,9}$', false)
+  select coalesce(jsonb_typeof(o) = 'object' and (o ->> 'id') ~ '^[0-9]{1,18}$' and (o ->> 'fence') ~ '^[0-9]{1,9}$', false)
 $function$
 ;
 
@@ -1293,7 +1294,7 @@ begin
     when coalesce(cardinality(register_worker.queues), 0) = 0 then 'queues: name at least one'
     when register_worker.kinds is null then 'kinds: must not be null'
     when register_worker.slots is null then 'slots: must not be null'
-    when coalesce(info ->> 'pid', '0') !~ '^\d{1,9}$' then 'info: pid is not a number'
+    when coalesce(info ->> 'pid', '0') !~ '^[0-9]{1,9}$' then 'info: pid is not a number'
   end;
   if complaint is not null then
     raise exception using errcode = 'PH001', message = complaint;
@@ -1582,7 +1583,7 @@ begin
       posthouse.cap_json(e -> 'result', 33554432) as result, posthouse.cap_json(nullif(e -> 'usage', 'null'), 65536) as usage,
       coalesce(e -> 'flags', '[]') || case when pg_column_size(e -> 'result') > 33554432 then '["truncated"]' else '[]' end::jsonb as flags
     from unnest(list) e
-    where e ->> 'outcome' = 'done' and (e ->> 'id') ~ '^\d{1,18}$' and (e ->> 'fence') ~ '^\d{1,9}$'
+    where e ->> 'outcome' = 'done' and (e ->> 'id') ~ '^[0-9]{1,18}$' and (e ->> 'fence') ~ '^[0-9]{1,9}$'
     order by (e ->> 'id')::bigint, (e ->> 'fence')::int desc) d;
   if ids is not null then
     applied := posthouse.settle_done(settle.worker, ids, fences, results, usages, flags);

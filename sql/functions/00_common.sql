@@ -2,6 +2,8 @@
 --
 -- Functions that read big tables forbid sequential and bitmap scans: a plan made on an empty table is kept by its session, and
 -- must be one that will do when the table is full.
+--
+-- A backslash stands in E'' strings only: in others it depends on the caller's standard_conforming_strings.
 
 -- Raise PH001 unless a name is 1 to 200 bytes without control characters.
 create or replace function posthouse.check_name(field text, value text) returns void
@@ -50,10 +52,10 @@ create or replace function posthouse.clean_json(value text) returns text
 language sql immutable
 set search_path = pg_catalog, pg_temp
 as $$
-  select replace(regexp_replace(regexp_replace(regexp_replace(replace(value, '\\', chr(1)),
-      '\\u0000', '\\ufffd', 'g'),
-      '\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})', '\\ufffd', 'g'),
-      '(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}', '\\ufffd', 'g'), chr(1), '\\')
+  select replace(regexp_replace(regexp_replace(regexp_replace(replace(value, E'\\\\', chr(1)),
+      E'\\\\u0000', E'\\\\ufffd', 'g'),
+      E'\\\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\\\u[dD][c-fC-F][0-9a-fA-F]{2})', E'\\\\ufffd', 'g'),
+      E'(?<!\\\\u[dD][89abAB][0-9a-fA-F]{2})\\\\u[dD][c-fC-F][0-9a-fA-F]{2}', E'\\\\ufffd', 'g'), chr(1), E'\\\\')
 $$;
 
 -- The wait after failed attempt n where the worker named none: exponential from 2 s, full jitter, at most 10 minutes.

@@ -23,7 +23,7 @@ begin
     when coalesce(cardinality(register_worker.queues), 0) = 0 then 'queues: name at least one'
     when register_worker.kinds is null then 'kinds: must not be null'
     when register_worker.slots is null then 'slots: must not be null'
-    when coalesce(info ->> 'pid', '0') !~ '^\d{1,9}$' then 'info: pid is not a number'
+    when coalesce(info ->> 'pid', '0') !~ '^[0-9]{1,9}$' then 'info: pid is not a number'
   end;
   if complaint is not null then
     raise exception using errcode = 'PH001', message = complaint;

@@ -327,7 +327,7 @@ begin
       posthouse.cap_json(e -> 'result', 33554432) as result, posthouse.cap_json(nullif(e -> 'usage', 'null'), 65536) as usage,
       coalesce(e -> 'flags', '[]') || case when pg_column_size(e -> 'result') > 33554432 then '["truncated"]' else '[]' end::jsonb as flags
     from unnest(list) e
-    where e ->> 'outcome' = 'done' and (e ->> 'id') ~ '^\d{1,18}$' and (e ->> 'fence') ~ '^\d{1,9}$'
+    where e ->> 'outcome' = 'done' and (e ->> 'id') ~ '^[0-9]{1,18}$' and (e ->> 'fence') ~ '^[0-9]{1,9}$'
     order by (e ->> 'id')::bigint, (e ->> 'fence')::int desc) d;
   if ids is not null then
     applied := posthouse.settle_done(settle.worker, ids, fences, results, usages, flags);
@@ -364,7 +364,7 @@ create or replace function posthouse.is_attempt(o jsonb) returns boolean
 language sql immutable
 set search_path = pg_catalog, pg_temp
 as $$
-  select coalesce(jsonb_typeof(o) = 'object' and (o ->> 'id') ~ '^\d{1,18}$' and (o ->> 'fence') ~ '^\d{1,9}$', false)
+  select coalesce(jsonb_typeof(o) = 'object' and (o ->> 'id') ~ '^[0-9]{1,18}$' and (o ->> 'fence') ~ '^[0-9]{1,9}$', false)
 $$;
 
 -- Give jobs back unfinished and uncharged, to the front of their lines: a worker that shuts down.

@@ -256,6 +256,20 @@ async fn what_cannot_be_stored_is_cleaned_and_flagged() {
 }
 
 #[tokio::test]
+async fn how_a_session_reads_backslashes_does_not_matter() {
+    let (_queue, s) = Queue::with_session().await;
+    s.run("set standard_conforming_strings = off; set client_min_messages = error").await;
+    s.enqueue_bulk("k", "t", 2).await;
+    let worker = s.worker(&["k"]).await;
+    let jobs = worker.claim(&s, 2).await;
+    let outcomes =
+        jobs.iter().map(|job| format!(r#"{{"id": {}, "fence": 1, "outcome": "done", "result": "\\\u0000"}}"#, job.id));
+    let verdicts = s.settle_text(worker.id, &format!("[{}]", outcomes.collect::<Vec<_>>().join(","))).await.unwrap();
+    assert_eq!(said(&verdicts), [("applied", Some("done")); 2]);
+    assert_eq!(s.job(jobs[0].id).await["result"], json!("\\\u{FFFD}"));
+}
+
+#[tokio::test]
 async fn what_is_too_big_is_cut_and_flagged() {
     let (_queue, s, worker, jobs) = claimed(6).await;
     let huge = |letter: &str, megabytes: usize| letter.repeat(megabytes << 20);
