@@ -2,10 +2,15 @@
 //! own, so that handlers which block the runtime cannot keep a process from ending.
 
 use std::thread;
+use std::time::{Duration, Instant};
 
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::error::{Error, Result};
+
+/// The same signal within this time of the first one is that one once more: `timeout` signals its child and then the whole
+/// group, and wrappers pass on a Ctrl-C that the terminal sent to everybody. A person's second one comes later.
+const ECHO: Duration = Duration::from_millis(250);
 
 /// Cancelled by the first signal.
 pub(crate) struct Interrupt {
@@ -26,10 +31,13 @@ pub(crate) fn interrupt() -> Result<Interrupt> {
     let (tell, end) = (first.clone(), done.clone());
     let work = move || {
         runtime.block_on(end.run_until_cancelled(async {
-            signals.next().await;
+            let (first, asked) = (signals.next().await, Instant::now());
             tracing::info!("asked to end: no new jobs; a second signal ends at once");
             tell.cancel();
-            let code = signals.next().await;
+            let mut code = signals.next().await;
+            while code == first && asked.elapsed() < ECHO {
+                code = signals.next().await;
+            }
             tracing::warn!("asked to end again: ending at once; unfinished jobs are rescued by other workers");
             std::process::exit(code)
         }));

@@ -56,8 +56,8 @@ impl Builder {
     /// Runs until SIGTERM or SIGINT, or, with [`until_empty`](Self::until_empty), until all work is done.
     ///
     /// The first signal stops claiming, tells the handlers, waits for the grace period, gives unfinished jobs back
-    /// uncharged, and returns. The second one ends the process at once, with exit code 143 or 130. The signals stay
-    /// handled after this returns.
+    /// uncharged, and returns. The second one ends the process at once, with exit code 143 or 130 (the same signal within
+    /// 250 ms of the first is no second one). The signals stay handled after this returns.
     ///
     /// Errors if the settings are unsafe, or if Postgres refuses the worker for a reason that waiting does not cure
     /// (wrong password, no schema, another schema). A Postgres that is away is waited for.

@@ -186,6 +186,43 @@ async fn a_second_signal_ends_it_at_once() {
 }
 
 #[tokio::test]
+async fn a_signal_that_comes_twice_at_once_is_one() {
+    if let Ok(url) = std::env::var(CHILD) {
+        let told = |_, context: Context| async move {
+            context.cancelled().await;
+            println!("told to end");
+            std::future::pending::<()>().await
+        };
+        let worker = worker_at(&url).grace(Duration::from_secs(1)).on_event(|event: &Event<'_>| println!("{event}"));
+        worker.handle_kind("k", told).run().await.unwrap();
+        println!("ended in good order");
+        return;
+    }
+    let database = database().await;
+    let queue = queue_at(database.url());
+    // As `timeout` does, which signals its child and then the whole group. On a busy machine the second may come too late to
+    // be an echo; then try again.
+    let in_time = Duration::from_millis(200);
+    loop {
+        let id = enqueue(&queue, "k", 1).await[0];
+        let mut worker = child("worker_shutdown::a_signal_that_comes_twice_at_once_is_one", database.url());
+        worker.printed(&format!("job {id} started"), SOON).await;
+        let asked = Instant::now();
+        worker.terminate();
+        worker.printed("told to end", SOON).await;
+        worker.terminate();
+        let took = asked.elapsed();
+        let status = worker.ended(SOON).await;
+        if took < in_time {
+            assert_eq!(status.code(), Some(0), "{}", worker.output());
+            assert!(worker.output().contains("ended in good order"), "{}", worker.output());
+            assert_eq!(job_in(&queue, id, "queued").await.attempt, 0);
+            return;
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_worker_stopped_past_its_lease_does_not_go_on_as_if_nothing_had_happened() {
     const LEASE: Duration = Duration::from_secs(2);
     if let Ok(url) = std::env::var(CHILD) {
