@@ -52,6 +52,8 @@ pub struct SchemaStatus {
     pub functions_current: bool,
     /// The version of Postgres, such as 150018.
     pub server_version: i32,
+    /// The encoding of the database, which must be UTF8: no other can hold whatever a model answers.
+    pub encoding: String,
 }
 
 impl SchemaStatus {
@@ -61,6 +63,13 @@ impl SchemaStatus {
             return Err(Error::schema(format!(
                 "Postgres {} is too old: Posthouse needs 14 or newer",
                 self.server_version / 10_000
+            )));
+        }
+        if self.encoding != "UTF8" {
+            return Err(Error::schema(format!(
+                "the database's encoding is {}, which cannot hold every answer of a model; use a database that was made with \
+                 `create database NAME encoding 'UTF8' template template0`",
+                self.encoding
             )));
         }
         if !self.breaking.is_empty() {
@@ -105,7 +114,13 @@ pub async fn migrate(database: &Database) -> Result<Vec<Migration>> {
     status(&client).await?.check_newer()?;
     let transaction = client.transaction().await?;
     // Everything happens under this lock; two at once would otherwise race even for `create schema if not exists`.
-    transaction.batch_execute("set local lock_timeout = '60s'; select pg_advisory_xact_lock(1346912000, 0);").await?;
+    // The timeouts of the role or database are meant for statements that serve somebody.
+    transaction
+        .batch_execute(
+            "set local statement_timeout = 0; set local idle_in_transaction_session_timeout = 0; set local lock_timeout = '60s';
+             select pg_advisory_xact_lock(1346912000, 0);",
+        )
+        .await?;
     transaction.batch_execute(BOOKS).await?;
     let before = status(transaction.client()).await?;
     before.check_newer()?;
@@ -155,7 +170,8 @@ impl SchemaStatus {
 async fn status(client: &Client) -> Result<SchemaStatus> {
     let row = client
         .query_typed(
-            "select current_setting('server_version_num')::int, to_regclass('posthouse.migration') is not null",
+            "select current_setting('server_version_num')::int, to_regclass('posthouse.migration') is not null,
+               current_setting('server_encoding')",
             &[],
         )
         .await?;
@@ -167,6 +183,7 @@ async fn status(client: &Client) -> Result<SchemaStatus> {
         breaking: Vec::new(),
         functions_current: false,
         server_version: row.try_get(0)?,
+        encoding: row.try_get(2)?,
     };
     if !row.try_get::<_, bool>(1)? {
         return Ok(status);

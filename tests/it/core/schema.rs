@@ -11,6 +11,7 @@ use serde_json::json;
 use tokio_postgres::{Client, NoTls};
 
 use super::support::{Queue, Session, refusal};
+use crate::harness::{SOON, wait_until};
 
 const HEADER: &str = "-- The whole schema, as the migrations, functions and views make it. Generated from the catalogue of a migrated database by
 --     POSTHOUSE_BLESS=1 cargo test --features testing --test it core::schema::the_dump
@@ -117,6 +118,47 @@ async fn eight_migrate_at_once_and_one_does_it() {
         .enqueue_job(posthouse::NewJob::new("k", &1).unwrap())
         .await
         .unwrap();
+}
+
+#[tokio::test]
+async fn a_database_that_cannot_hold_every_text_is_refused() {
+    let database = empty_database().await;
+    let name = format!("latin_{}", uuid::Uuid::new_v4().simple());
+    let client = connect(database.url()).await;
+    client
+        .batch_execute(&format!(
+            "create database {name} encoding 'LATIN1' lc_collate 'C' lc_ctype 'C' template template0"
+        ))
+        .await
+        .unwrap();
+    let url = format!("{}/{name}", database.url().rsplit_once('/').unwrap().0);
+    let refused = migrate(&Database::new(&url).unwrap()).await.unwrap_err().to_string();
+    client.batch_execute(&format!("drop database {name} with (force)")).await.unwrap();
+    assert!(refused.contains("LATIN1") && refused.contains("create database"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_migration_is_not_bound_by_the_timeouts_of_the_database() {
+    let database = empty_database().await;
+    let (client, watcher) = (connect(database.url()).await, connect(database.url()).await);
+    let name: String = client.query_one("select current_database()::text", &[]).await.unwrap().get(0);
+    client
+        .batch_execute(&format!(
+            "alter database {name} set statement_timeout = '300ms'; begin; select pg_advisory_xact_lock(1346912000, 0)"
+        ))
+        .await
+        .unwrap();
+    let target = Database::new(database.url()).unwrap();
+    let migration = tokio::spawn(async move { migrate(&target).await });
+    wait_until(SOON, "it has waited for longer than the timeout, or given up", async || {
+        let waits =
+            "select exists (select from pg_stat_activity where datname = current_database() and wait_event = 'advisory'
+            and query_start < clock_timestamp() - interval '600 milliseconds')";
+        migration.is_finished() || watcher.query_one(waits, &[]).await.unwrap().get(0)
+    })
+    .await;
+    client.batch_execute("commit").await.unwrap();
+    assert_eq!(migration.await.unwrap().unwrap().len(), 1);
 }
 
 #[tokio::test]
