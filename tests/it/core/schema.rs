@@ -142,12 +142,8 @@ async fn a_migration_is_not_bound_by_the_timeouts_of_the_database() {
     let database = empty_database().await;
     let (client, watcher) = (connect(database.url()).await, connect(database.url()).await);
     let name: String = client.query_one("select current_database()::text", &[]).await.unwrap().get(0);
-    client
-        .batch_execute(&format!(
-            "alter database {name} set statement_timeout = '300ms'; begin; select pg_advisory_xact_lock(1346912000, 0)"
-        ))
-        .await
-        .unwrap();
+    client.batch_execute(&format!("alter database {name} set statement_timeout = '300ms'")).await.unwrap();
+    client.batch_execute("begin; select pg_advisory_xact_lock(1346912000, 0)").await.unwrap();
     let target = Database::new(database.url()).unwrap();
     let migration = tokio::spawn(async move { migrate(&target).await });
     wait_until(SOON, "it has waited for longer than the timeout, or given up", async || {
