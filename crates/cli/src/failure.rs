@@ -36,6 +36,11 @@ impl Failure {
         self
     }
 
+    /// Another exit code.
+    pub(crate) fn code(self, code: u8) -> Self {
+        Self { code, ..self }
+    }
+
     /// Tell, on stderr, and answer with the exit code.
     pub(crate) fn report(&self) -> ExitCode {
         if self.quiet {

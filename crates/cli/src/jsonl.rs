@@ -1,6 +1,8 @@
 //! `posthouse enqueue --jsonl`: a job a line, in bulk. Lines are sent in batches, each all or nothing; if the database refuses a
-//! batch, it is halved until the line is found, so that the lines before it are in and the answer names it.
+//! batch, it is halved until the line is found, so that the lines before it are in and the answer names it. A signal ends it
+//! between two batches, and it says how to go on.
 
+mod interrupt;
 mod lines;
 mod read;
 
@@ -18,6 +20,7 @@ use crate::connect;
 use crate::failure::{Failure, Result};
 use crate::output;
 use crate::style::clean;
+use interrupt::Interrupt;
 use lines::Lines;
 
 /// Jobs in one batch.
@@ -32,8 +35,17 @@ pub(crate) async fn run(file: &Path, args: &Enqueue, global: &Global) -> Result<
     let mut lines = Lines::open(file)?;
     let store = connect::store(global).await?;
     let bar = bar(lines.size());
-    let mut bulk =
-        Bulk { store, bar, keep_going: args.keep_going, batch: Batch::default(), sent: 0, duplicates: 0, refused: 0 };
+    let mut bulk = Bulk {
+        store,
+        bar,
+        interrupt: Interrupt::listen()?,
+        keep_going: args.keep_going,
+        batch: Batch::default(),
+        through: args.skip,
+        sent: 0,
+        duplicates: 0,
+        refused: 0,
+    };
     let outcome = bulk.all(&mut lines, args).await;
     bulk.bar.finish_and_clear();
     let line = lines.number();
@@ -74,8 +86,11 @@ struct Batch {
 struct Bulk {
     store: Store,
     bar: ProgressBar,
+    interrupt: Interrupt,
     keep_going: bool,
     batch: Batch,
+    /// All lines up to here are enqueued or refused.
+    through: u64,
     sent: u64,
     duplicates: u64,
     refused: u64,
@@ -87,6 +102,7 @@ impl Bulk {
             if number <= args.skip {
                 continue;
             }
+            self.interrupt.check(self.through)?;
             match line.and_then(|line| read::job(line, args).map(|job| (job, line.len()))) {
                 Ok((job, bytes)) => {
                     self.batch.jobs.push(job);
@@ -104,6 +120,10 @@ impl Bulk {
                 self.bar.set_position(lines.bytes());
             }
         }
+        // The end of a pipe may be its writer's answer to the same Ctrl-C.
+        if !self.batch.jobs.is_empty() {
+            self.interrupt.check(self.through)?;
+        }
         self.flush().await
     }
 
@@ -114,7 +134,7 @@ impl Bulk {
         while let Some((jobs, lines)) = parts.pop() {
             let (Some(first), Some(last)) = (lines.first(), lines.last()) else { continue };
             match self.send(jobs).await {
-                Ok(()) => {}
+                Ok(()) => self.through = *last,
                 Err(error) if error.is_invalid() && jobs.len() > 1 => {
                     let middle = jobs.len() / 2;
                     let (jobs, lines) = (jobs.split_at(middle), lines.split_at(middle));
@@ -156,6 +176,7 @@ impl Bulk {
     fn refuse(&mut self, number: u64, why: &str) -> Result<()> {
         if self.keep_going {
             self.refused += 1;
+            self.through = number;
             self.bar.suspend(|| output::note(format_args!("line {number}: {}", clean(why))));
             return Ok(());
         }

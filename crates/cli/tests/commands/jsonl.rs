@@ -1,5 +1,11 @@
 //! A job a line, in bulk.
 
+use std::io::Write;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::json;
 
 use crate::support::{Queue, file};
@@ -68,6 +74,32 @@ async fn one_bad_line_in_a_full_batch_takes_no_other_with_it() {
     let rest = queue.run_with_stdin(&["enqueue", "--jsonl", "-", "--skip", "777", "--json"], &lines).fine();
     assert_eq!(rest.json()["enqueued"], 423);
     assert_eq!(count(&queue), 1_199);
+}
+
+#[tokio::test]
+async fn a_signal_in_the_middle_says_how_to_go_on() {
+    for (signal, code) in [(Signal::SIGINT, 130), (Signal::SIGTERM, 143)] {
+        let queue = Queue::new().await;
+        let mut command = queue.command(&["enqueue", "--jsonl", "-"]);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = child.stdin.take().unwrap();
+        lines.write_all("{\"kind\":\"k\"}\n".repeat(1_000).as_bytes()).unwrap();
+        let begun = Instant::now();
+        while count(&queue) < 1_000 {
+            assert!(begun.elapsed() < Duration::from_secs(20), "the first batch does not arrive");
+        }
+        kill(Pid::from_raw(child.id().try_into().unwrap()), signal).unwrap();
+        // It looks between two lines.
+        while child.try_wait().unwrap().is_none() && lines.write_all(b"{\"kind\":\"k\"}\n").is_ok() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "it does not end");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let output = child.wait_with_output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{said}");
+        assert!(said.contains("interrupted after line 1000") && said.contains("--skip 1000"), "{said}");
+        assert_eq!(count(&queue), 1_000);
+    }
 }
 
 #[tokio::test]
