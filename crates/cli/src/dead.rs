@@ -21,6 +21,12 @@ const BATCHES_PER_SECOND: u32 = 10;
 
 /// Runs the subcommand.
 pub(crate) async fn run(command: Dead, global: &Global) -> Result<ExitCode> {
+    if let Dead::Redrive(Redrive { choice, .. }) | Dead::Purge(Purge { choice, .. }) = &command
+        && choice.is_empty()
+    {
+        return Err(Failure::usage("which dead letters is not said")
+            .hint("name them by ID, by --queue, --kind and --tenant, or take --all"));
+    }
     let store = connect::store(global).await?;
     match command {
         Dead::List(args) => list(&store, args, global).await,

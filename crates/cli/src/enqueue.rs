@@ -7,7 +7,7 @@ use posthouse::job::DedupeFor;
 use serde_json::json;
 
 use crate::args::{Enqueue, Global};
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
 use crate::output;
 use crate::style::{DIM, clean};
 use crate::{connect, jsonl, payload};
@@ -18,7 +18,10 @@ pub(crate) async fn run(args: Enqueue, global: &Global) -> Result<ExitCode> {
         return jsonl::run(file, &args, global).await;
     }
     let job = job(&args)?;
-    let answer = connect::store(global).await?.enqueue(&job).await?;
+    let answer = connect::store(global).await?.enqueue(&job).await.map_err(|error| {
+        // Postgres found it, but it is what was typed that cannot be right.
+        if error.is_invalid() { Failure::usage(error.to_string()) } else { error.into() }
+    })?;
     if global.json {
         output::json(&json!({ "id": answer.id, "state": answer.state, "duplicate": answer.duplicate }))?;
     } else if answer.duplicate {

@@ -71,6 +71,9 @@ impl From<posthouse::Error> for Failure {
             Some("3D000") => {
                 Some("create the database first, as with `createdb NAME`, or correct the name in DATABASE_URL")
             }
+            Some("57014") => Some(
+                "if that is too short a statement_timeout of the database: add `?options=-c%20statement_timeout%3D0` to its URL",
+            ),
             Some("42501") => Some("the database user lacks rights on the schema posthouse; use the user that owns it"),
             _ if error.is_disconnected() => Some(
                 "is Postgres running at the address in DATABASE_URL? `posthouse dev` starts one of its own for development",

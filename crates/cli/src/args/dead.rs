@@ -49,13 +49,20 @@ pub(crate) struct DeadList {
 pub(crate) struct DeadChoice {
     /// These ones
     #[arg(value_name = "ID", conflicts_with_all = ["queue", "kind", "tenant", "all"])]
-    #[arg(required_unless_present_any = ["queue", "kind", "tenant", "all"])]
     pub(crate) ids: Vec<i64>,
     #[command(flatten)]
     pub(crate) filter: Filter,
     /// Every one there is
     #[arg(long, conflicts_with_all = ["queue", "kind", "tenant"])]
     pub(crate) all: bool,
+}
+
+impl DeadChoice {
+    /// Nothing was chosen. Told by the command: clap would ask for ids and not name the other ways.
+    pub(crate) fn is_empty(&self) -> bool {
+        let Filter { queue, kind, tenant } = &self.filter;
+        self.ids.is_empty() && !self.all && queue.is_none() && kind.is_none() && tenant.is_none()
+    }
 }
 
 /// Put dead letters back into line

@@ -44,11 +44,11 @@ pub(crate) struct Enqueue {
     pub(crate) priority: Option<i32>,
 
     /// Not before this long from now, such as 30s or 5m
-    #[arg(long, value_name = "DURATION", value_parser = super::time::duration, conflicts_with = "run_at")]
+    #[arg(long, allow_hyphen_values = true, value_name = "DURATION", value_parser = super::time::duration, conflicts_with = "run_at")]
     pub(crate) delay: Option<Duration>,
 
     /// Not before this time, in any form that Postgres reads, such as '2027-01-31 08:00 Europe/Rome' or 'tomorrow'
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, allow_hyphen_values = true, value_name = "TIME")]
     pub(crate) run_at: Option<String>,
 
     /// Attempts before the job becomes a dead letter. Default: 5
@@ -56,7 +56,7 @@ pub(crate) struct Enqueue {
     pub(crate) max_attempts: Option<u32>,
 
     /// The longest that one attempt may take. Default: no limit
-    #[arg(long, value_name = "DURATION", value_parser = super::time::duration)]
+    #[arg(long, allow_hyphen_values = true, value_name = "DURATION", value_parser = super::time::duration)]
     pub(crate) timeout: Option<Duration>,
 
     /// While a job of this tenant and kind holds this key, answer with that job instead of a new one
@@ -64,7 +64,7 @@ pub(crate) struct Enqueue {
     pub(crate) dedupe_key: Option<String>,
 
     /// How long the key stands. Default: until the job is final
-    #[arg(long, value_name = "DURATION", value_parser = super::time::duration, requires = "dedupe_key")]
+    #[arg(long, allow_hyphen_values = true, value_name = "DURATION", value_parser = super::time::duration, requires = "dedupe_key")]
     pub(crate) dedupe_for: Option<Duration>,
 
     /// Enqueue a job a line from this file, or - for standard input

@@ -39,7 +39,8 @@ async fn they_are_listed_and_shown() {
 #[tokio::test]
 async fn they_go_back_into_line_by_id_by_filter_and_all() {
     let queue = broken().await;
-    queue.run(&["dead", "redrive"]).failed(2, &["<ID>"]);
+    queue.run(&["dead", "redrive"]).failed(2, &["ID", "--kind", "--all"]);
+    queue.run(&["dead", "purge", "--yes"]).failed(2, &["ID", "--kind", "--all"]);
     let one = queue.run(&["dead", "redrive", "1", "99"]).failed(1, &["job 99: there is no such job"]);
     assert_eq!(one.stdout, "1 redriven\n");
     assert_eq!(queue.run(&["dead", "redrive", "--kind", "b", "--json"]).fine().json(), json!({ "redriven": 2 }));

@@ -78,10 +78,25 @@ async fn payloads_come_through_as_they_were_written() {
 #[tokio::test]
 async fn what_the_database_refuses_is_named() {
     let queue = Queue::new().await;
-    queue.run(&["enqueue", ""]).failed(1, &["kind"]);
-    queue.run(&["enqueue", "k", "--max-attempts", "0"]).failed(1, &["max_attempts"]);
-    queue.run(&["enqueue", "k", "--run-at", "soonish"]).failed(1, &["run_at", "soonish"]);
-    queue.run(&["enqueue", "k", "\"\\u0000\""]).failed(1, &["payload", "\\u0000"]);
+    // Exit code 2, as for what is found without the database: what was typed cannot be right.
+    queue.run(&["enqueue", ""]).failed(2, &["kind"]);
+    queue.run(&["enqueue", "k", "--max-attempts", "0"]).failed(2, &["max_attempts"]);
+    queue.run(&["enqueue", "k", "--run-at", "soonish"]).failed(2, &["run_at", "soonish"]);
+    queue.run(&["enqueue", "k", "--run-at", "-soonish"]).failed(2, &["run_at", "-soonish"]);
+    queue.run(&["enqueue", "k", "--delay", "-5s"]).failed(2, &["--delay", "write it like 30s"]);
+    queue.run(&["enqueue", "k", "\"\\u0000\""]).failed(2, &["payload", "\\u0000"]);
     assert_eq!(queue.run(&["job", "list", "--json"]).fine().json(), serde_json::json!([]));
     queue.run(&["enqueue", "k", "--run-at", "2099-01-31 08:00 Europe/Rome"]).fine();
+}
+
+#[tokio::test]
+async fn a_statement_timeout_of_the_database_is_named_with_its_cure() {
+    let queue = Queue::new().await;
+    let path = file("slow.json", format!("\"{}\"", "x".repeat(8_000_000)));
+    let payload = format!("@{}", path.display());
+    let with = |ms: u32| format!("{}?options=-c%20statement_timeout%3D{ms}", queue.url());
+    queue
+        .run(&["enqueue", "k", &payload, "--database-url", &with(1)])
+        .failed(1, &["timeout", &with(0)[queue.url().len()..]]);
+    queue.run(&["enqueue", "k", &payload, "--database-url", &with(0)]).fine();
 }
