@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, SystemTime};
 
-use comfy_table::{Attribute, Cell, CellAlignment, Color, ContentArrangement, Row, Table};
+use comfy_table::{Attribute, Cell, CellAlignment, Color, ColumnConstraint, ContentArrangement, Row, Table};
 use serde::Serialize;
 
 use crate::failure::Result;
@@ -96,11 +96,12 @@ impl Grid {
         Self { table, terminal }
     }
 
-    /// Numbers look better this way.
+    /// Numbers: they stand below each other and, unlike names, are never cut, since a part of a number is another number.
     pub(crate) fn right(mut self, columns: &[usize]) -> Self {
         for column in columns {
             if let Some(column) = self.table.column_mut(*column) {
                 column.set_cell_alignment(CellAlignment::Right);
+                column.set_constraint(ColumnConstraint::ContentWidth);
             }
         }
         self
@@ -114,16 +115,20 @@ impl Grid {
         self.table.add_row(row);
     }
 
-    pub(crate) fn print(mut self) -> Result<()> {
+    pub(crate) fn print(self) -> Result<()> {
+        for text in self.lines() {
+            line(text.trim_end())?;
+        }
+        Ok(())
+    }
+
+    fn lines(mut self) -> Vec<String> {
         // No margin at either side: the columns begin where other lines do.
         let last = self.table.column_count().saturating_sub(1);
         for (i, column) in self.table.column_iter_mut().enumerate() {
             column.set_padding((0, if i == last { 0 } else { 2 }));
         }
-        for text in self.table.lines() {
-            line(text.trim_end())?;
-        }
-        Ok(())
+        self.table.lines().collect()
     }
 }
 
@@ -154,6 +159,17 @@ pub(crate) fn count(number: i64) -> Cell {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+
+    #[test]
+    fn a_narrow_terminal_cuts_names_and_no_numbers() {
+        let mut grid = Grid::new(&["queue", "tenant", "due", "running"]).right(&[2, 3]);
+        grid.terminal = true;
+        grid.table.set_content_arrangement(ContentArrangement::Dynamic).set_width(30);
+        grid.row(vec![cell("a long name of a queue"), cell("and of a tenant"), count(1_234_567), count(89)]);
+        let lines = grid.lines();
+        assert!(lines.iter().any(|line| line.contains("1234567") && line.ends_with("89")), "{lines:?}");
+        assert!(lines.iter().all(|line| line.chars().count() <= 30), "{lines:?}");
+    }
 
     #[test]
     fn times_of_any_zone_become_ages() {
