@@ -327,7 +327,11 @@ async fn a_part_of_the_sweep_that_fails_holds_up_no_other() {
     ))
     .await;
     s.run(TIDY).await;
-    assert_eq!(s.get::<i64>("select max(upper) from posthouse.id_range").await, 1_000_000, "it may not make partitions");
+    assert_eq!(
+        s.get::<i64>("select max(upper) from posthouse.id_range").await,
+        1_000_000,
+        "it may not make partitions"
+    );
     assert_eq!(s.count("posthouse.lane_floor").await, 1, "the floors went up all the same");
     s.run(&format!("reset role; drop owned by {role}; drop role {role}")).await;
 }
