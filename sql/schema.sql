@@ -1143,7 +1143,7 @@ AS $function$
   cross join lateral (
     select l.id from posthouse.lane l
     where l.queue = q.name and l.ready_at < 'infinity' and l.ready_at <= due and l.kind = any(kinds)
-    order by l.queue, l.priority desc, l.id limit 256) l
+    order by hashint8extended(l.id, (extract(epoch from due) * 1000)::bigint) limit 256) l
   cross join lateral (
     select j.run_at from posthouse.job j
     where j.lane_id = l.id and j.state = 'queued' and j.run_at <= due

@@ -242,7 +242,8 @@ as $$
     order by l.queue, l.priority, l.id limit 1) l
 $$;
 
--- The lane whose oldest due job has waited longest, among the first 256 ready lanes of each queue.
+-- The lane whose oldest due job has waited longest, among 256 ready lanes of each queue: others at every call where there
+-- are more, so that each has its turn however many there are.
 create or replace function posthouse.oldest_lane(queues text[], kinds text[], due timestamptz) returns bigint
 language sql stable
 set search_path = pg_catalog, pg_temp
@@ -254,7 +255,7 @@ as $$
   cross join lateral (
     select l.id from posthouse.lane l
     where l.queue = q.name and l.ready_at < 'infinity' and l.ready_at <= due and l.kind = any(kinds)
-    order by l.queue, l.priority desc, l.id limit 256) l
+    order by hashint8extended(l.id, (extract(epoch from due) * 1000)::bigint) limit 256) l
   cross join lateral (
     select j.run_at from posthouse.job j
     where j.lane_id = l.id and j.state = 'queued' and j.run_at <= due

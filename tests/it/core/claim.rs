@@ -166,6 +166,28 @@ async fn every_tenth_claim_serves_the_oldest_first() {
 }
 
 #[tokio::test]
+async fn the_oldest_is_found_behind_more_lanes_than_a_window() {
+    let (_queue, s) = Queue::with_session().await;
+    // 400 tenants that never run dry, and behind their lanes the one with the oldest job of all.
+    s.run(
+        "select posthouse.enqueue_many((select jsonb_agg(jsonb_build_object('kind', 'k', 'tenant', 't' || n % 400, 'priority', 9))
+           from generate_series(1, 8000) n))",
+    )
+    .await;
+    let old = s.enqueue("kind => 'k', tenant => 'poor', priority => 9").await;
+    s.run(&format!("update posthouse.job set run_at = run_at - interval '1 hour' where id = {old}")).await;
+    s.enqueue_bulk("k", "rich", 2_000).await;
+    let worker = s.worker(&["k"]).await;
+    for _ in 0..60 {
+        worker.seq.set((worker.seq.get() / 10 + 1) * 10);
+        if ids(&worker.claim(&s, 1).await) == [old] {
+            return;
+        }
+    }
+    panic!("sixty claims that serve the oldest first did not find it");
+}
+
+#[tokio::test]
 async fn more_tenants_than_a_window_of_lanes() {
     let (_queue, s) = Queue::with_session().await;
     s.run(
