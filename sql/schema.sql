@@ -399,9 +399,19 @@ declare
   field text;
   value jsonb;
 begin
-  -- The usual case: everything is fine, found out in one pass.
+  -- The usual case: everything is fine. Most jobs of an array differ in payload and key only, so those are looked at by
+  -- themselves, and the rest once for all that share it.
+  perform posthouse.check_job(d.kind, '{}', d.queue, d.tenant, d.priority, d.delay, d.run_at, d.max_attempts, d.timeout,
+    d.dedupe_key, d.dedupe_for, null)
+  from (select p.kind, p.queue, p.tenant, p.priority, p.delay, p.run_at, p.max_attempts, p.timeout, p.dedupe_for,
+          min(p.dedupe_key) as dedupe_key
+        from posthouse.parse_jobs(jobs) p
+        group by p.kind, p.queue, p.tenant, p.priority, p.delay, p.run_at, p.max_attempts, p.timeout, p.dedupe_for,
+          p.dedupe_key is null) d;
   perform posthouse.check_job(p.kind, p.payload, p.queue, p.tenant, p.priority, p.delay, p.run_at, p.max_attempts, p.timeout,
-    p.dedupe_key, p.dedupe_for, p.trace) from posthouse.parse_jobs(jobs) p;
+    p.dedupe_key, p.dedupe_for, p.trace)
+  from posthouse.parse_jobs(jobs) p
+  where pg_column_size(p.payload) > 33554432 or p.dedupe_key = '' or octet_length(p.dedupe_key) > 512 or pg_column_size(p.trace) > 16384;
   select k into field from jsonb_array_elements(jobs) j cross join lateral jsonb_object_keys(j) k
   where k not in ('kind', 'payload', 'queue', 'tenant', 'priority', 'delay_ms', 'run_at', 'max_attempts', 'timeout_ms',
     'dedupe_key', 'dedupe_for_ms', 'trace') limit 1;
