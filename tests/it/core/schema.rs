@@ -334,6 +334,29 @@ async fn strangers_may_do_nothing() {
 }
 
 #[tokio::test]
+async fn the_rights_that_the_readme_gives_are_enough() {
+    let readme = std::fs::read_to_string(root().join("README.md")).unwrap();
+    let grants: Vec<&str> = readme.lines().filter(|line| line.starts_with("grant ")).collect();
+    assert!(grants.len() >= 5, "{grants:?}");
+    let (_queue, s) = Queue::with_session().await;
+    let name = uuid::Uuid::new_v4().simple().to_string();
+    let (app, reader) = (format!("app_{name}"), format!("reader_{name}"));
+    let grants = grants.join("\n").replace("to app", &format!("to {app}")).replace("reader;", &format!("{reader};"));
+    s.run(&format!("create role {app}; create role {reader}; {grants}; set role {app}")).await;
+    let id = s.enqueue("kind => 'k', dedupe_key => 'a', delay => '1 h'").await;
+    assert_eq!(s.enqueued("kind => 'k', dedupe_key => 'a'").await, (id, "queued".to_owned(), true));
+    s.run("select posthouse.enqueue_many('[{\"kind\": \"k\", \"dedupe_key\": \"b\"}, {\"kind\": \"other\"}]')").await;
+    assert_eq!(s.refused("delete from posthouse.job").await.code, "42501");
+    s.run(&format!("set role {reader}")).await;
+    for look in ["jobs", "queue_health", "workers", &format!("explain({id})"), "unserved_kinds('default', 'default')"] {
+        s.run(&format!("select * from posthouse.{look}")).await;
+    }
+    assert_eq!(s.refused("select posthouse.enqueue('k')").await.code, "42501");
+    assert_eq!(s.refused(&format!("select posthouse.cancel({id})")).await.code, "42501");
+    s.run(&format!("reset role; drop owned by {app}, {reader}; drop role {app}, {reader}")).await;
+}
+
+#[tokio::test]
 #[expect(clippy::too_many_lines, reason = "one role's hostile objects, and every function called past them")]
 async fn objects_of_others_in_the_search_path_are_not_used() {
     let (_queue, s) = Queue::with_session().await;
