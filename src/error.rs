@@ -59,6 +59,11 @@ impl Error {
         }
     }
 
+    /// A setting that cannot be right, the database URL among them: nothing was begun.
+    pub fn is_config(&self) -> bool {
+        self.kind == Kind::Config
+    }
+
     /// There was no connection, or it broke before the answer came: the statement may or may not have taken effect.
     pub fn is_disconnected(&self) -> bool {
         matches!(self.kind, Kind::Disconnected { .. })

@@ -80,7 +80,8 @@ impl From<posthouse::Error> for Failure {
             ),
             _ => None,
         };
-        let failure = Self::new(error.to_string());
+        let message = error.to_string();
+        let failure = if error.is_config() { Self::usage(message) } else { Self::new(message) };
         match hint {
             Some(hint) => failure.hint(hint),
             None => failure,

@@ -33,8 +33,21 @@ fn without_a_database_it_says_where_to_name_one() {
 #[test]
 fn a_bad_url_says_what_one_looks_like_and_tells_no_password() {
     let bad = run(&["status", "--database-url", "postgres://u:sesame@h:port/d"])
-        .failed(1, &["postgres://user:password@host"]);
+        .failed(2, &["postgres://user:password@host"]);
     assert!(!bad.stderr.contains("sesame"), "{bad:?}");
+}
+
+#[test]
+fn settings_that_are_not_safe_are_wrong_arguments() {
+    let work = ["work", "--exec", "k=true", "--database-url", "postgres://u@127.0.0.1:1/d"];
+    for (wrong, named) in [
+        ("--lease-ms=499", "lease"),
+        ("--concurrency=0", "concurrency"),
+        ("--poll-ms=1", "poll"),
+        ("--queue=", "queue"),
+    ] {
+        run(&[&work[..], &[wrong]].concat()).failed(2, &[named]);
+    }
 }
 
 #[test]
