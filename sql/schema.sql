@@ -1303,6 +1303,8 @@ begin
     when (register_worker.lease_ms between 500 and 3600000) is not true then format('lease_ms: %s is not between 500 and 3600000', lease_ms)
     when coalesce(cardinality(register_worker.queues), 0) = 0 then 'queues: name at least one'
     when register_worker.kinds is null then 'kinds: must not be null'
+    when array_ndims(register_worker.queues) > 1 then 'queues: must be a plain list, not a list of lists'
+    when array_ndims(register_worker.kinds) > 1 then 'kinds: must be a plain list, not a list of lists'
     when register_worker.slots is null then 'slots: must not be null'
     when coalesce(info ->> 'pid', '0') !~ '^[0-9]{1,9}$' then 'info: pid is not a number'
   end;

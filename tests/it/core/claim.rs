@@ -305,6 +305,9 @@ async fn a_worker_that_is_over_claims_nothing() {
         ("queues => array[null]", "queues"),
         ("kinds => array[E'\\n']", "kinds"),
         ("kinds => null", "kinds"),
+        // Whoever lists workers would stumble over them.
+        ("queues => '{{a,b},{c,d}}'", "queues"),
+        ("kinds => '{{a,b},{c,d}}'", "kinds"),
         ("slots => null", "slots"),
         ("worker => null", "worker"),
         ("info => '{\"pid\": \"x\"}'", "info"),
