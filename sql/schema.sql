@@ -1318,8 +1318,8 @@ begin
     perform posthouse.check_name('kinds', name);
   end loop;
   insert into posthouse.worker (id, host, pid, version, queues, kinds, slots, lease_ms, started_at, beat_at, expires_at)
-  values (register_worker.worker, coalesce(info ->> 'host', ''), coalesce((info ->> 'pid')::int, 0),
-    coalesce(info ->> 'version', ''), register_worker.queues, register_worker.kinds, register_worker.slots,
+  values (register_worker.worker, left(coalesce(info ->> 'host', ''), 200), coalesce((info ->> 'pid')::int, 0),
+    left(coalesce(info ->> 'version', ''), 100), register_worker.queues, register_worker.kinds, register_worker.slots,
     register_worker.lease_ms, clock_timestamp(), clock_timestamp(),
     clock_timestamp() + make_interval(secs => register_worker.lease_ms / 1000.0))
   on conflict do nothing

@@ -317,6 +317,9 @@ async fn a_worker_that_is_over_claims_nothing() {
         assert_eq!(refusal.code, "PH001", "{arguments}: {}", refusal.message);
         assert!(refusal.message.starts_with(&format!("{field}:")), "{arguments}: {}", refusal.message);
     }
+    // What is for people only is cut to what they can read.
+    s.run("select posthouse.register_worker(gen_random_uuid(), info => jsonb_build_object('host', repeat('h', 9999), 'version', repeat('v', 9999)))").await;
+    assert_eq!(s.get::<i32>("select max(length(host || version)) from posthouse.worker").await, 300);
     let worker = s.worker(&["k"]).await;
     for max in ["0", "-1", "10001", "null"] {
         let refusal = s.refused(&format!("select * from posthouse.claim('{}', 1, {max})", worker.id)).await;
