@@ -928,7 +928,7 @@ CREATE OR REPLACE FUNCTION posthouse.hold_lane(lane_id bigint)
  LANGUAGE sql
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
-  select pg_advisory_xact_lock_shared(1346912001, (lane_id % 1024)::int)
+  select pg_advisory_xact_lock_shared(1346912001, (lane_id % 128)::int)
 $function$
 ;
 
@@ -1452,7 +1452,7 @@ declare
   next_at timestamptz;
 begin
   if not exists (select from posthouse.lane l where l.id = lane_id and l.awake_until < clock_timestamp())
-     or not pg_try_advisory_xact_lock(1346912001, (lane_id % 1024)::int) then
+     or not pg_try_advisory_xact_lock(1346912001, (lane_id % 128)::int) then
     return;
   end if;
   -- A new statement, so that it sees what was enqueued before the lock was ours.

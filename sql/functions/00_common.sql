@@ -116,12 +116,13 @@ begin
 end $$;
 
 -- Hold off the sleep of a lane until the end of this transaction. Shared among enqueuers; only the one who wants to put
--- the lane to sleep tries for it alone, and never waits.
+-- the lane to sleep tries for it alone, and never waits. Lanes share 128 locks: Postgres has room for about twice 64 (the
+-- usual max_locks_per_transaction) a connection, and a transaction may enqueue for thousands of tenants.
 create or replace function posthouse.hold_lane(lane_id bigint) returns void
 language sql
 set search_path = pg_catalog, pg_temp
 as $$
-  select pg_advisory_xact_lock_shared(1346912001, (lane_id % 1024)::int)
+  select pg_advisory_xact_lock_shared(1346912001, (lane_id % 128)::int)
 $$;
 
 -- Make sure that a lane is awake for a job due at `due`; the answer is the lane to put the job into: this one, or a

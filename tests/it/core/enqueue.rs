@@ -202,6 +202,17 @@ async fn many_at_once_keep_their_order() {
 }
 
 #[tokio::test]
+async fn thousands_of_tenants_in_one_transaction_do_not_use_up_the_locks() {
+    let (_queue, s) = Queue::with_session().await;
+    s.run("begin").await;
+    s.run("select posthouse.enqueue_many((select jsonb_agg(jsonb_build_object('kind', 'k', 'tenant', 't' || n)) from generate_series(1, 3000) n))").await;
+    let locks: i64 = s.get("select count(*) from pg_locks where pid = pg_backend_pid()").await;
+    // The share of a connection: twice max_locks_per_transaction, and some for tables.
+    assert!(locks < 2 * 64 + 40, "{locks}");
+    s.run("commit").await;
+}
+
+#[tokio::test]
 async fn a_bad_job_among_many_is_named_and_refuses_all() {
     let (_queue, s) = Queue::with_session().await;
     let good = json!({"kind": "a"});
