@@ -42,6 +42,9 @@ impl Drop for Cluster {
     }
 }
 
+/// What a start that was killed may leave behind, and what a new disk has.
+const NOT_IN_THE_WAY: [&str; 5] = ["password", "data.new", "postgres.log", "port", "lost+found"];
+
 impl Cluster {
     /// Makes or opens the directory: the given one, or a new temporary one.
     pub(super) fn open(directory: Option<&Path>) -> Result<Self, Error> {
@@ -63,7 +66,23 @@ impl Cluster {
         }
         // One that was there before may belong to somebody else.
         cluster.check_reach(&cluster.root)?;
+        cluster.check_free()?;
         Ok(cluster)
+    }
+
+    /// Refuses a directory that holds files of others: a cluster made among them could replace some.
+    fn check_free(&self) -> Result<(), Error> {
+        if self.made_by().is_some() {
+            return Ok(());
+        }
+        let cannot = || Error::io(format!("read {:?}", self.root));
+        for entry in fs::read_dir(&self.root).map_err(cannot())? {
+            let name = entry.map_err(cannot())?.file_name();
+            if !NOT_IN_THE_WAY.iter().any(|ours| name == **ours) {
+                return Err(Error::Occupied { directory: self.root.clone(), found: name.into() });
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn data(&self) -> PathBuf {

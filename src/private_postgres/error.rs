@@ -56,6 +56,14 @@ pub enum Error {
         /// What it needs to reach.
         wanted: PathBuf,
     },
+    /// The data directory is in use for something else.
+    #[error("{directory:?} holds {found:?} and no database of Posthouse; name an empty directory or a new one")]
+    Occupied {
+        /// The directory that was named.
+        directory: PathBuf,
+        /// Something in it.
+        found: PathBuf,
+    },
     /// The data directory needs a server of the major version that made it.
     #[error(
         "{directory:?} was made by PostgreSQL {made_by} and needs a server of that version, but {problem}; \

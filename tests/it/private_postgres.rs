@@ -139,6 +139,18 @@ async fn a_directory_of_ones_own_keeps_data_password_and_port() {
 }
 
 #[test]
+fn a_directory_with_files_of_others_is_left_alone() {
+    let directory = std::env::temp_dir().join(format!("posthouse-others-{}", uuid::Uuid::new_v4().simple()));
+    std::fs::create_dir_all(directory.join("src")).unwrap();
+    std::fs::write(directory.join("password"), "of mine").unwrap();
+    let refusal = fast().data_dir(&directory).start().unwrap_err();
+    assert!(matches!(&refusal, Error::Occupied { found, .. } if found == Path::new("src")), "{refusal}");
+    assert_eq!(std::fs::read_to_string(directory.join("password")).unwrap(), "of mine");
+    assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 2);
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+#[test]
 fn says_what_is_wrong() {
     let refusal = fast().bin_dir("/").start().unwrap_err();
     assert!(matches!(&refusal, Error::BadBinaries { origin: "bin_dir", .. }), "{refusal}");
