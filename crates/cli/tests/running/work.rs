@@ -64,7 +64,7 @@ async fn the_lease_can_come_from_the_environment() {
     let mut command = queue.command(&["work", "--until-empty", "--exec", "k=true"]);
     let said = answer(command.env("POSTHOUSE_LEASE_MS", "1500"), None).fine();
     assert!(said.stdout.contains("lease 1s 500ms"), "{said:?}");
-    answer(command.env("POSTHOUSE_LEASE_MS", "5"), None).failed(1, &["lease: 5ms is not safe"]);
+    answer(command.env("POSTHOUSE_LEASE_MS", "5"), None).failed(2, &["lease: 5ms is not safe"]);
 }
 
 #[tokio::test]
