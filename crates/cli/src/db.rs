@@ -22,15 +22,21 @@ pub(crate) async fn run(command: Db, global: &Global) -> Result<ExitCode> {
 
 async fn apply(global: &Global) -> Result<ExitCode> {
     let database = connect::database(global)?;
+    let before = schema_status(&database).await?;
     let applied = migrate(&database).await?;
-    let version = schema_status(&database).await?.version;
+    let now = schema_status(&database).await?;
+    let version = now.version;
+    let renewed = before.version > 0 && !before.functions_current && now.functions_current;
     if global.json {
         let applied: Vec<_> = applied.iter().map(|m| json!({ "version": m.version, "name": m.name })).collect();
-        output::json(&json!({ "applied": applied, "version": version }))?;
+        output::json(&json!({ "applied": applied, "version": version, "functions_renewed": renewed }))?;
         return Ok(ExitCode::SUCCESS);
     }
     for migration in &applied {
         output::line(format_args!("migration {} {} {GOOD}applied{GOOD:#}", migration.version, migration.name))?;
+    }
+    if renewed {
+        output::line(format_args!("functions and views {GOOD}renewed{GOOD:#}"))?;
     }
     output::line(format_args!("the schema is up to date (version {version})"))?;
     Ok(ExitCode::SUCCESS)
