@@ -93,9 +93,11 @@ fn number(value: f64) -> String {
         small if small < 100.0 && value.fract() != 0.0 => format!("{value:.1}"),
         large if large < 10_000.0 => format!("{value:.0}"),
         _ => {
-            let digits = format!("{value:.0}");
-            let (thousands, rest) = digits.split_at(digits.len() - 3);
-            format!("{thousands},{rest}")
+            let mut digits = format!("{value:.0}");
+            for at in (1..digits.len()).rev().filter(|at| (digits.len() - at) % 3 == 0).collect::<Vec<_>>() {
+                digits.insert(at, ',');
+            }
+            digits
         }
     }
 }
@@ -142,8 +144,8 @@ mod tests {
 
     #[test]
     fn numbers_are_readable() {
-        let texts = [0.123, 12.34, 5.0, 1234.5, 45_678.9].map(number);
-        assert_eq!(texts, ["0.12", "12.3", "5", "1234", "45,679"]);
+        let texts = [0.123, 12.34, 5.0, 1234.5, 45_678.9, 1_032_892.0].map(number);
+        assert_eq!(texts, ["0.12", "12.3", "5", "1234", "45,679", "1,032,892"]);
     }
 
     #[test]

@@ -74,7 +74,6 @@ pub(crate) async fn in_flight(scratch: &Scratch, sizes: &Sizes) -> Result<Vec<Sa
     let time = sizes.in_flight_time;
     let worker = Worker::builder(Database::new(&scratch.url)?).concurrency(sizes.in_flight);
     let worker = worker.handle(move |_: Noop, _: Context| tokio::time::sleep(time));
-    let before = resident_mib();
     let mut peak = Peak::default();
     let seconds = tokio::select! {
         seconds = until_done(worker, sizes.in_flight) => seconds?,
@@ -85,10 +84,7 @@ pub(crate) async fn in_flight(scratch: &Scratch, sizes: &Sizes) -> Result<Vec<Sa
         Sample::new("time over the jobs' own", "", seconds / time.as_secs_f64()),
         Sample::new("connections", "", f64::from(peak.connections)),
     ];
-    if let Some((before, peak)) = before.zip(peak.resident_mib) {
-        samples.push(Sample::new("peak memory of the process", "MiB", peak));
-        samples.push(Sample::new("memory more than before", "MiB", peak - before));
-    }
+    samples.extend(peak.resident_mib.map(|peak| Sample::new("peak memory of the process", "MiB", peak)));
     Ok(samples)
 }
 
