@@ -35,7 +35,7 @@ fn sources(folder: &str) -> Vec<(String, String)> {
 }
 
 fn all_sources() -> Vec<(String, String)> {
-    ["src", "crates/llm/src", "crates/cli/src"].into_iter().flat_map(sources).collect()
+    ["src", "crates/llm/src", "crates/cli/src", "bench/src"].into_iter().flat_map(sources).collect()
 }
 
 /// The part of a file that is not its unit tests.

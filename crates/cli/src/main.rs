@@ -4,6 +4,7 @@
 //! people and programs, [`style`] is how that looks, [`failure`] ends a command with a text that says what to do next.
 
 mod args;
+mod bench;
 mod completions;
 mod connect;
 mod db;
@@ -54,6 +55,7 @@ async fn run(command: Command, global: &Global) -> Result<ExitCode> {
         Command::Job { command } => job::run(command, global).await,
         Command::Dead { command } => dead::run(command, global).await,
         Command::Sim(args) => sim::run(args, global).await,
+        Command::Bench(args) => bench::run(args, global).await,
         Command::Completions(args) => completions::run(&args),
     }
 }

@@ -1,5 +1,6 @@
 //! What can be typed: every command and option, defined once. Help texts and shell completions are made from here.
 
+mod bench;
 mod db;
 mod dead;
 mod enqueue;
@@ -10,6 +11,7 @@ mod time;
 
 use clap::{ArgAction, Args, Parser, Subcommand};
 
+pub(crate) use bench::Bench;
 pub(crate) use db::Db;
 pub(crate) use dead::{Dead, DeadChoice, DeadList, Purge, Redrive};
 pub(crate) use enqueue::Enqueue;
@@ -86,6 +88,7 @@ pub(crate) enum Command {
         command: Dead,
     },
     Sim(Sim),
+    Bench(Bench),
     Completions(Completions),
 }
 

@@ -1,0 +1,171 @@
+//! The floor: what the machine and Postgres can do at all, by raw statements without a queue, with the driver that the
+//! library uses.
+
+use std::fmt::Write as _;
+use std::future::poll_fn;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures_util::SinkExt;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio_postgres::{AsyncMessage, Client, NoTls};
+
+use crate::error::{Error, Result};
+use crate::figure::{Sample, percentiles};
+use crate::ground::{Scratch, connect};
+use crate::options::Sizes;
+
+/// Names of figures that others are compared with.
+pub(crate) const COMMITS_1: &str = "commits, 1 client";
+pub(crate) const COMMITS_16: &str = "commits, 16 clients";
+pub(crate) const CLAIM_SETTLE: &str = "claimed and settled";
+pub(crate) const COPY: &str = "copied";
+pub(crate) const NOTIFY_P50: &str = "notify p50";
+pub(crate) const NOTIFY_P95: &str = "notify p95";
+pub(crate) const NOTIFY_P99: &str = "notify p99";
+
+/// Jobs of one claim.
+const BATCH: u32 = 500;
+/// Rows of one piece of a COPY.
+const PIECE: u32 = 5_000;
+/// A notification that takes longer than this was lost.
+const NOTIFY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Between two notifications, so that nobody is awake already.
+const NOTIFY_PAUSE: Duration = Duration::from_millis(2);
+
+pub(crate) async fn measure(scratch: &Scratch, sizes: &Sizes) -> Result<Vec<Sample>> {
+    let mut samples = vec![
+        Sample::new(COMMITS_1, "1/s", commits(scratch, 1, sizes.commit_time).await?),
+        Sample::new(COMMITS_16, "1/s", commits(scratch, 16, sizes.commit_time).await?),
+        Sample::rate(CLAIM_SETTLE, sizes.claims, claims(scratch, sizes.claims).await?),
+        Sample::rate(COPY, sizes.copies, copies(scratch, sizes.copies).await?),
+    ];
+    samples.extend(percentiles([NOTIFY_P50, NOTIFY_P95, NOTIFY_P99], &notifies(scratch, sizes.notifies).await?));
+    Ok(samples)
+}
+
+/// The smallest transactions that must reach the disk, a second.
+async fn commits(scratch: &Scratch, clients: u32, time: Duration) -> Result<f64> {
+    let mut connections = Vec::new();
+    for _ in 0..clients {
+        let client = connect(&scratch.url).await?;
+        let statement = client.prepare("select pg_logical_emit_message(true, 'x', 'y')").await?;
+        connections.push((client, statement));
+    }
+    let start = Instant::now();
+    let mut tasks = JoinSet::new();
+    for (client, statement) in connections {
+        tasks.spawn(async move {
+            let mut commits = 0_u32;
+            while start.elapsed() < time {
+                client.query_one(&statement, &[]).await?;
+                commits += 1;
+            }
+            Ok::<_, tokio_postgres::Error>(commits)
+        });
+    }
+    let mut commits = 0;
+    while let Some(ended) = tasks.join_next().await {
+        commits += ended.map_err(|error| Error::Stuck(format!("commits: {error}")))??;
+    }
+    Ok(f64::from(commits) / start.elapsed().as_secs_f64())
+}
+
+/// Claims of 500 by UPDATE … SKIP LOCKED, each settled by a DELETE, on one connection. Answers with the seconds.
+async fn claims(scratch: &Scratch, rows: u32) -> Result<f64> {
+    let client = connect(&scratch.url).await?;
+    client
+        .batch_execute(
+            "create table floor_job (id bigint primary key, state smallint not null default 0, lease timestamptz, \
+             worker int, payload jsonb not null)",
+        )
+        .await?;
+    let fill = "insert into floor_job (id, payload) select n, jsonb_build_object('n', n) from generate_series(1, $1::bigint) n";
+    client.execute(fill, &[&i64::from(rows)]).await?;
+    client.batch_execute("create index floor_ready on floor_job (id) where state = 0").await?;
+    client.batch_execute("vacuum analyze floor_job").await?;
+    let claim = client
+        .prepare(
+            "update floor_job set state = 1, lease = now(), worker = 1 where id = any(array(select id from floor_job \
+             where state = 0 order by id limit $1 for update skip locked)) returning id, payload::text",
+        )
+        .await?;
+    let settle = client.prepare("delete from floor_job where id = any($1)").await?;
+    let start = Instant::now();
+    loop {
+        let claimed = client.query(&claim, &[&i64::from(BATCH)]).await?;
+        if claimed.is_empty() {
+            return Ok(start.elapsed().as_secs_f64());
+        }
+        let ids: Vec<i64> = claimed.iter().map(|row| row.get(0)).collect();
+        client.execute(&settle, &[&ids]).await?;
+    }
+}
+
+/// COPY into a table with a primary key. Answers with the seconds.
+async fn copies(scratch: &Scratch, rows: u32) -> Result<f64> {
+    let client = connect(&scratch.url).await?;
+    client
+        .batch_execute(
+            "create table floor_copy (id bigint primary key, state smallint not null default 0, payload jsonb not null)",
+        )
+        .await?;
+    let numbers: Vec<u32> = (1..=rows).collect();
+    let pieces: Vec<Bytes> = numbers.chunks(PIECE as usize).map(piece).collect();
+    let start = Instant::now();
+    let sink = client.copy_in("copy floor_copy (id, payload) from stdin").await?;
+    let mut sink = std::pin::pin!(sink);
+    for piece in pieces {
+        sink.send(piece).await?;
+    }
+    sink.finish().await?;
+    Ok(start.elapsed().as_secs_f64())
+}
+
+fn piece(numbers: &[u32]) -> Bytes {
+    let mut text = String::new();
+    for n in numbers {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "{n}\t{{\"n\": {n}}}");
+    }
+    text.into()
+}
+
+/// NOTIFY there and back between two connections, in ms.
+async fn notifies(scratch: &Scratch, rounds: u32) -> Result<Vec<f64>> {
+    let (here, mut back) = listen(scratch, "floor_pong").await?;
+    let (there, mut forth) = listen(scratch, "floor_ping").await?;
+    let echo = tokio::spawn(async move {
+        while forth.recv().await.is_some() {
+            there.batch_execute("notify floor_pong").await?;
+        }
+        Ok::<_, tokio_postgres::Error>(())
+    });
+    let mut times = Vec::new();
+    for _ in 0..rounds {
+        let start = Instant::now();
+        here.batch_execute("notify floor_ping").await?;
+        let heard = tokio::time::timeout(NOTIFY_TIMEOUT, back.recv()).await;
+        heard.ok().flatten().ok_or_else(|| Error::Stuck("floor: a notification did not come back".to_owned()))?;
+        times.push(start.elapsed().as_secs_f64() * 1e3);
+        tokio::time::sleep(NOTIFY_PAUSE).await;
+    }
+    echo.abort();
+    Ok(times)
+}
+
+/// A connection that listens; something comes out of the channel for each notification.
+async fn listen(scratch: &Scratch, channel: &str) -> Result<(Client, mpsc::UnboundedReceiver<()>)> {
+    let (client, mut connection) = tokio_postgres::connect(&scratch.url, NoTls).await?;
+    let (sender, receiver) = mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        while let Some(Ok(message)) = poll_fn(|cx| connection.poll_message(cx)).await {
+            if matches!(message, AsyncMessage::Notification(_)) && sender.send(()).is_err() {
+                break;
+            }
+        }
+    });
+    client.batch_execute(&format!("listen {channel}")).await?;
+    Ok((client, receiver))
+}

@@ -1,0 +1,187 @@
+//! What to measure, and how much of it.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// Something that is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Scenario {
+    /// What the machine and Postgres can do at all: raw statements, no queue.
+    Floor,
+    /// One enqueue after the other.
+    EnqueueSingle,
+    /// Enqueues from many tasks at once, each waiting for its own answer.
+    EnqueueConcurrent,
+    /// Many jobs a call.
+    EnqueueBulk,
+    /// No-op jobs, one worker process.
+    Drain,
+    /// From the call of an enqueue to the start of the handler, at an idle worker.
+    Latency,
+    /// Jobs that wait, all at once in one worker process.
+    InFlight,
+}
+
+impl Scenario {
+    /// All of them, in the order in which they are measured.
+    pub const ALL: [Self; 7] = [
+        Self::Floor,
+        Self::EnqueueSingle,
+        Self::EnqueueConcurrent,
+        Self::EnqueueBulk,
+        Self::Drain,
+        Self::Latency,
+        Self::InFlight,
+    ];
+
+    /// Its name on the command line and in reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Floor => "floor",
+            Self::EnqueueSingle => "enqueue-single",
+            Self::EnqueueConcurrent => "enqueue-concurrent",
+            Self::EnqueueBulk => "enqueue-bulk",
+            Self::Drain => "drain",
+            Self::Latency => "latency",
+            Self::InFlight => "in-flight",
+        }
+    }
+
+    /// What it does, in a sentence with its numbers.
+    pub(crate) fn meaning(self, sizes: &Sizes) -> String {
+        match self {
+            Self::Floor => "raw statements without a queue; all other figures are compared with these".to_owned(),
+            Self::EnqueueSingle => format!("{} enqueues, one after the other, on one connection", sizes.single),
+            Self::EnqueueConcurrent => format!(
+                "{} enqueues from {TASKS} tasks, each waiting for its own durable answer before its next",
+                sizes.concurrent
+            ),
+            Self::EnqueueBulk => format!("{} jobs in calls of 10,000", sizes.bulk),
+            Self::Drain => format!(
+                "{} no-op jobs, one worker process; from its start until the last one is recorded as done",
+                sizes.drain
+            ),
+            Self::Latency => format!(
+                "an idle worker, {} enqueues {} ms apart; from the enqueue call to the start of the handler",
+                sizes.latency,
+                PACE.as_millis()
+            ),
+            Self::InFlight => format!(
+                "{} jobs of {} s at once in one worker process, until the last one is recorded as done",
+                sizes.in_flight,
+                sizes.in_flight_time.as_secs_f64()
+            ),
+        }
+    }
+}
+
+impl fmt::Display for Scenario {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Scenario {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::ALL.into_iter().find(|scenario| scenario.name() == text).ok_or_else(|| {
+            let names = Self::ALL.map(Self::name).join(", ");
+            format!("there is no such scenario; choose from {names}")
+        })
+    }
+}
+
+/// What a run is to be like.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// A server to measure on, by the URL of one of its databases, whose user may create databases; connections are made
+    /// without TLS. `None`: a private server, durable, which is gone afterwards.
+    pub database_url: Option<String>,
+    /// The scenarios to measure. Empty: all of them.
+    pub only: Vec<Scenario>,
+    /// Measured rounds after the warm-up, at least 1.
+    pub repeats: u32,
+    /// Small numbers: says whether it works, not how fast it is.
+    pub quick: bool,
+}
+
+impl Options {
+    /// The chosen scenarios, each once, in the order in which they are measured.
+    pub(crate) fn scenarios(&self) -> Vec<Scenario> {
+        Scenario::ALL.into_iter().filter(|scenario| self.only.is_empty() || self.only.contains(scenario)).collect()
+    }
+}
+
+/// Tasks that enqueue at once.
+pub(crate) const TASKS: u32 = 64;
+/// Time between two enqueues where latency is measured: the worker is idle again.
+pub(crate) const PACE: Duration = Duration::from_millis(20);
+
+/// How much of everything.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sizes {
+    /// How long raw commits are counted.
+    pub(crate) commit_time: Duration,
+    /// Rows of the raw claims and settles.
+    pub(crate) claims: u32,
+    pub(crate) copies: u32,
+    pub(crate) notifies: u32,
+    pub(crate) single: u32,
+    /// Over all tasks together.
+    pub(crate) concurrent: u32,
+    pub(crate) bulk: u32,
+    pub(crate) drain: u32,
+    pub(crate) latency: u32,
+    pub(crate) in_flight: u32,
+    pub(crate) in_flight_time: Duration,
+}
+
+impl Sizes {
+    pub(crate) const FULL: Self = Self {
+        commit_time: Duration::from_secs(2),
+        claims: 100_000,
+        copies: 200_000,
+        notifies: 500,
+        single: 5_000,
+        concurrent: 64_000,
+        bulk: 200_000,
+        drain: 100_000,
+        latency: 500,
+        in_flight: 2_000,
+        in_flight_time: Duration::from_secs(5),
+    };
+
+    pub(crate) const QUICK: Self = Self {
+        commit_time: Duration::from_millis(200),
+        claims: 5_000,
+        copies: 10_000,
+        notifies: 100,
+        single: 300,
+        concurrent: 6_400,
+        bulk: 20_000,
+        drain: 3_000,
+        latency: 50,
+        in_flight: 500,
+        in_flight_time: Duration::from_millis(500),
+    };
+
+    /// A tenth of it: code is in memory, connections have been made once, the disk has woken up.
+    pub(crate) fn warm_up(self) -> Self {
+        Self {
+            commit_time: self.commit_time / 10,
+            claims: self.claims / 10,
+            copies: self.copies / 10,
+            notifies: self.notifies / 10,
+            single: self.single / 10,
+            concurrent: self.concurrent / 10,
+            bulk: self.bulk / 10,
+            drain: self.drain / 10,
+            latency: self.latency / 10,
+            in_flight: self.in_flight / 10,
+            in_flight_time: self.in_flight_time / 10,
+        }
+    }
+}

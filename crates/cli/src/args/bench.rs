@@ -1,0 +1,48 @@
+//! The arguments of `bench`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use posthouse_bench::options::Scenario;
+
+/// Measure how fast the queue is on this machine, beside raw Postgres
+///
+/// Starts a private Postgres, durable, and measures in it, in rounds; a warm-up comes first and does not count. With
+/// --database-url on the command line it measures on that server instead, in databases that it makes and drops; the
+/// variable DATABASE_URL is not looked at, so that no server is put under load by mistake.
+///
+/// Figures are medians over the rounds, with the lowest and highest, and with their ratio to the floor of the same rounds:
+/// raw commits, claims, COPY and NOTIFY without a queue. Ratios compare across machines, figures do not.
+#[derive(Debug, Args)]
+#[command(after_long_help = "SCENARIOS:
+  floor               raw statements without a queue; without it there are no ratios
+  enqueue-single      one enqueue after the other
+  enqueue-concurrent  enqueues from 64 tasks at once, each waiting for its own answer
+  enqueue-bulk        many jobs a call
+  drain               no-op jobs, one worker process
+  latency             from the enqueue call to the start of the handler, at an idle worker
+  in-flight           jobs that wait, all at once in one worker process: time, memory, connections
+
+EXAMPLES:
+  posthouse bench                                   everything; takes some minutes
+  posthouse bench --quick                           does it work here? Some seconds
+  posthouse bench --only floor,drain --repeats 5
+  posthouse bench --markdown report.md
+  posthouse bench --json --database-url postgres://postgres@db.example/postgres")]
+pub(crate) struct Bench {
+    /// Only these scenarios, such as floor,drain
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub(crate) only: Vec<Scenario>,
+
+    /// Rounds that count
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) repeats: u32,
+
+    /// Small numbers: shows that it works, not how fast it is
+    #[arg(long)]
+    pub(crate) quick: bool,
+
+    /// Also write a report with settings, versions and machine
+    #[arg(long, value_name = "FILE")]
+    pub(crate) markdown: Option<PathBuf>,
+}
