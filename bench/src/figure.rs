@@ -1,20 +1,36 @@
 //! From single measurements to medians, spreads and ratios to the floor.
 
+use std::borrow::Cow;
+
 use serde::Serialize;
 
 /// One measurement of one round.
 #[derive(Debug, Clone)]
 pub(crate) struct Sample {
-    pub(crate) name: &'static str,
+    pub(crate) name: Cow<'static, str>,
     pub(crate) unit: &'static str,
     pub(crate) value: f64,
     /// The figure of the floor that it is compared with.
     pub(crate) floor: Option<&'static str>,
+    pub(crate) course: Option<Course>,
+}
+
+/// How something went over the time of one measurement: a line of a chart.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Course {
+    /// What the line tells, the same for all lines that belong into one chart: `throughput`.
+    pub of: &'static str,
+    /// The unit of its values.
+    pub unit: &'static str,
+    /// What sets the line apart from others of the chart.
+    pub line: String,
+    /// Seconds since the start, and the value then; in the order of time.
+    pub points: Vec<(f64, f64)>,
 }
 
 impl Sample {
-    pub(crate) fn new(name: &'static str, unit: &'static str, value: f64) -> Self {
-        Self { name, unit, value, floor: None }
+    pub(crate) fn new(name: impl Into<Cow<'static, str>>, unit: &'static str, value: f64) -> Self {
+        Self { name: name.into(), unit, value, floor: None, course: None }
     }
 
     /// So many in so much time.
@@ -31,7 +47,7 @@ impl Sample {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Figure {
     /// What was measured.
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// `1/s`, `ms`, `s`, `MiB`, or empty for a count.
     pub unit: &'static str,
     /// The middle one of `values`; the mean of the middle two of an even number.
@@ -44,6 +60,9 @@ pub struct Figure {
     pub values: Vec<f64>,
     /// How it compares with the floor. `None`: there is nothing to compare it with, or the floor was not measured.
     pub floor: Option<Ratio>,
+    /// How it went over the time of each round. Empty for most.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub courses: Vec<Course>,
 }
 
 /// A figure divided by one of the floor. For rates more is better, for times less.
@@ -63,26 +82,29 @@ impl Figure {
         let ratios: Vec<f64> =
             rounds.iter().filter_map(|(s, floor)| Some(s.value / floor.filter(|f| *f > 0.0)?)).collect();
         Some(Self {
-            name: first.name,
+            name: first.name.clone(),
             unit: first.unit,
             median: median(&values)?,
             min: values.iter().copied().fold(f64::INFINITY, f64::min),
             max: values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
-            floor: first.floor.zip(median(&ratios)).map(|(figure, ratio)| Ratio { figure, ratio }),
+            floor: first.floor.zip(ratio(|r| r.floor)).map(|(figure, ratio)| Ratio { figure: figure.into(), ratio }),
+            other: other.zip(ratio(|r| r.other)).map(|(figure, ratio)| Ratio { figure, ratio }),
+            courses: rounds.iter().filter_map(|(sample, _)| sample.course.clone()).collect(),
             values,
         })
     }
 }
 
 impl Figure {
-    /// Median with its unit, lowest to highest, and the ratio to the floor, for people. The ratio may be empty.
+    /// Median with its unit, lowest to highest, and the ratios, for people. The last two may be empty.
     #[must_use]
     pub fn texts(&self) -> [String; 3] {
         let unit = if self.unit.is_empty() { String::new() } else { format!(" {}", self.unit) };
-        let ratio = self.floor.as_ref().map(|floor| format!("{:.2} of {}", floor.ratio, floor.figure));
+        let ratios: Vec<_> =
+            [&self.floor, &self.other].into_iter().flatten().map(|r| format!("{:.2} of {}", r.ratio, r.figure)).collect();
         let spread =
             if self.min < self.max { format!("{} to {}", number(self.min), number(self.max)) } else { String::new() };
-        [format!("{}{unit}", number(self.median)), spread, ratio.unwrap_or_default()]
+        [format!("{}{unit}", number(self.median)), spread, ratios.join(", ")]
     }
 }
 
@@ -128,17 +150,26 @@ mod tests {
 
     #[test]
     fn a_ratio_is_taken_round_by_round() {
-        let samples = [1.0, 8.0, 3.0].map(|value| Sample::new("jobs", "1/s", value).against("commits"));
-        let rounds: Vec<_> = samples.iter().zip([2.0, 4.0, 1.0].map(Some)).collect();
+        let samples = [1.0, 8.0, 3.0]
+            .map(|value| Sample::new("jobs", "1/s", value).against("commits").beside(Scenario::Drain, "done"));
+        let rounds: Vec<_> = samples
+            .iter()
+            .zip([2.0, 4.0, 1.0])
+            .map(|(sample, floor)| Compared { sample, floor: Some(floor), other: Some(sample.value * floor) })
+            .collect();
         let figure = Figure::of(&rounds).unwrap();
         assert_eq!((figure.median, figure.min, figure.max), (3.0, 1.0, 8.0));
-        assert_eq!(figure.floor, Some(Ratio { figure: "commits", ratio: 2.0 }));
+        assert_eq!(figure.floor, Some(Ratio { figure: "commits".into(), ratio: 2.0 }));
+        assert_eq!(figure.other, Some(Ratio { figure: "drain: done".into(), ratio: 0.5 }));
+        assert_eq!(figure.texts()[2], "2.00 of commits, 0.50 of drain: done");
     }
 
     #[test]
     fn without_a_floor_there_is_no_ratio() {
-        let sample = Sample::new("jobs", "1/s", 5.0).against("commits");
-        assert_eq!(Figure::of(&[(&sample, None)]).unwrap().floor, None);
+        let sample = &Sample::new("jobs", "1/s", 5.0).against("commits").beside(Scenario::Floor, "copied");
+        let figure = Figure::of(&[Compared { sample, floor: None, other: None }]).unwrap();
+        assert_eq!((&figure.floor, &figure.other), (&None, &None));
+        assert_eq!(figure.texts()[2], "");
         assert_eq!(Figure::of(&[]), None);
     }
 

@@ -1,12 +1,13 @@
 //! What comes out of a run: figures with everything that is needed to judge them, as values and as Markdown.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 
 use serde::Serialize;
 
-use crate::figure::Sample;
-pub use crate::figure::{Figure, Ratio};
+use crate::figure::{Compared, Name, Sample};
+pub use crate::figure::{Course, Figure, Ratio};
 pub use crate::machine::Machine;
 use crate::options::{Scenario, Sizes};
 
@@ -54,11 +55,11 @@ pub struct Measured {
 /// One scenario over all rounds.
 pub(crate) fn scenario(scenario: Scenario, sizes: &Sizes, rounds: &[Round]) -> Measured {
     let names: Vec<_> =
-        rounds.first().map(|round| samples(round, scenario).map(|s| s.name).collect()).unwrap_or_default();
-    let figure = |name: &&str| {
+        rounds.first().map(|round| samples(round, scenario).map(|s| s.name.clone()).collect()).unwrap_or_default();
+    let figure = |name: &Cow<'static, str>| {
         let values = rounds.iter().filter_map(|round| {
             let sample = samples(round, scenario).find(|sample| sample.name == *name)?;
-            let floor = samples(round, Scenario::Floor).find(|floor| Some(floor.name) == sample.floor);
+            let floor = samples(round, Scenario::Floor).find(|floor| Some(&*floor.name) == sample.floor);
             Some((sample, floor.map(|floor| floor.value)))
         });
         Figure::of(&values.collect::<Vec<_>>())
@@ -115,7 +116,7 @@ impl Report {
             writeln!(text, "- Mind: {caveat}")?;
         }
         text.push_str(
-            "\n| Scenario | Figure | Median | Lowest to highest | Ratio to the floor |\n|---|---|--:|--:|--:|\n",
+            "\n| Scenario | Figure | Median | Lowest to highest | Ratios |\n|---|---|--:|--:|--:|\n",
         );
         for scenario in &self.scenarios {
             for figure in &scenario.figures {

@@ -67,11 +67,11 @@ fn tell(report: &Report) -> Result<()> {
     }
     line("")?;
     let mut grid =
-        Grid::new(&["scenario", "figure", "median", "lowest to highest", "ratio to the floor"]).right(&[2, 3]);
+        Grid::new(&["scenario", "figure", "median", "lowest to highest", "ratios"]).right(&[2, 3]);
     for scenario in &report.scenarios {
         for figure in &scenario.figures {
             let [median, spread, ratio] = figure.texts();
-            let cells = [scenario.name.to_owned(), figure.name.to_owned(), median, spread, ratio];
+            let cells = [scenario.name.to_owned(), figure.name.to_string(), median, spread, ratio];
             grid.row(cells.into_iter().map(Into::into).collect());
         }
     }
