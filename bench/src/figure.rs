@@ -4,6 +4,8 @@ use std::borrow::Cow;
 
 use serde::Serialize;
 
+use crate::options::Scenario;
+
 /// One measurement of one round.
 #[derive(Debug, Clone)]
 pub(crate) struct Sample {
@@ -12,6 +14,8 @@ pub(crate) struct Sample {
     pub(crate) value: f64,
     /// The figure of the floor that it is compared with.
     pub(crate) floor: Option<&'static str>,
+    /// Another figure of the same round that it is compared with too.
+    pub(crate) other: Option<(Scenario, &'static str)>,
     pub(crate) course: Option<Course>,
 }
 
@@ -30,17 +34,30 @@ pub struct Course {
 
 impl Sample {
     pub(crate) fn new(name: impl Into<Cow<'static, str>>, unit: &'static str, value: f64) -> Self {
-        Self { name: name.into(), unit, value, floor: None, course: None }
+        Self { name: name.into(), unit, value, floor: None, other: None, course: None }
     }
 
     /// So many in so much time.
-    pub(crate) fn rate(name: &'static str, count: u32, seconds: f64) -> Self {
+    pub(crate) fn rate(name: impl Into<Cow<'static, str>>, count: u32, seconds: f64) -> Self {
         Self::new(name, "1/s", f64::from(count) / seconds)
     }
 
     pub(crate) fn against(self, floor: &'static str) -> Self {
         Self { floor: Some(floor), ..self }
     }
+
+    /// Also compared with a figure of the same round, of whichever scenario.
+    pub(crate) fn beside(self, scenario: Scenario, figure: &'static str) -> Self {
+        Self { other: Some((scenario, figure)), ..self }
+    }
+}
+
+/// A sample with what it is compared with, as far as that was measured in the same round.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Compared<'a> {
+    pub(crate) sample: &'a Sample,
+    pub(crate) floor: Option<f64>,
+    pub(crate) other: Option<f64>,
 }
 
 /// A figure over all rounds.
@@ -60,27 +77,36 @@ pub struct Figure {
     pub values: Vec<f64>,
     /// How it compares with the floor. `None`: there is nothing to compare it with, or the floor was not measured.
     pub floor: Option<Ratio>,
+    /// How it compares with another figure of the same rounds. `None`: there is nothing to compare it with, or that figure
+    /// was not measured.
+    pub other: Option<Ratio>,
     /// How it went over the time of each round. Empty for most.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub courses: Vec<Course>,
 }
 
-/// A figure divided by one of the floor. For rates more is better, for times less.
+/// A figure divided by another one. For rates more is better, for times less.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Ratio {
-    /// The figure of the floor.
-    pub figure: &'static str,
-    /// The median of the ratios of each round, each to the floor of the same round.
+    /// The other figure; with its scenario in front unless that is the floor.
+    pub figure: Cow<'static, str>,
+    /// The median of the ratios of each round, each to the other figure of the same round.
     pub ratio: f64,
 }
 
 impl Figure {
-    /// From one sample a round, each with the floor's value of that round, which is missing if there was no floor.
-    pub(crate) fn of(rounds: &[(&Sample, Option<f64>)]) -> Option<Self> {
-        let (first, _) = rounds.first()?;
-        let values: Vec<f64> = rounds.iter().map(|(sample, _)| sample.value).collect();
-        let ratios: Vec<f64> =
-            rounds.iter().filter_map(|(s, floor)| Some(s.value / floor.filter(|f| *f > 0.0)?)).collect();
+    /// From one sample a round.
+    pub(crate) fn of(rounds: &[Compared<'_>]) -> Option<Self> {
+        let first = rounds.first()?.sample;
+        let values: Vec<f64> = rounds.iter().map(|round| round.sample.value).collect();
+        let ratio = |to: fn(&Compared<'_>) -> Option<f64>| {
+            let ratios = rounds.iter().filter_map(|round| Some(round.sample.value / to(round).filter(|to| *to > 0.0)?));
+            median(&ratios.collect::<Vec<_>>())
+        };
+        let other = first.other.map(|(scenario, figure)| match scenario {
+            Scenario::Floor => figure.into(),
+            _ => format!("{scenario}: {figure}").into(),
+        });
         Some(Self {
             name: first.name.clone(),
             unit: first.unit,
@@ -89,7 +115,7 @@ impl Figure {
             max: values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
             floor: first.floor.zip(ratio(|r| r.floor)).map(|(figure, ratio)| Ratio { figure: figure.into(), ratio }),
             other: other.zip(ratio(|r| r.other)).map(|(figure, ratio)| Ratio { figure, ratio }),
-            courses: rounds.iter().filter_map(|(sample, _)| sample.course.clone()).collect(),
+            courses: rounds.iter().filter_map(|round| round.sample.course.clone()).collect(),
             values,
         })
     }
@@ -100,8 +126,11 @@ impl Figure {
     #[must_use]
     pub fn texts(&self) -> [String; 3] {
         let unit = if self.unit.is_empty() { String::new() } else { format!(" {}", self.unit) };
-        let ratios: Vec<_> =
-            [&self.floor, &self.other].into_iter().flatten().map(|r| format!("{:.2} of {}", r.ratio, r.figure)).collect();
+        let ratios: Vec<_> = [&self.floor, &self.other]
+            .into_iter()
+            .flatten()
+            .map(|r| format!("{:.2} of {}", r.ratio, r.figure))
+            .collect();
         let spread =
             if self.min < self.max { format!("{} to {}", number(self.min), number(self.max)) } else { String::new() };
         [format!("{}{unit}", number(self.median)), spread, ratios.join(", ")]

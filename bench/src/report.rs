@@ -6,7 +6,7 @@ use std::fmt::{self, Write as _};
 
 use serde::Serialize;
 
-use crate::figure::{Compared, Name, Sample};
+use crate::figure::{Compared, Sample};
 pub use crate::figure::{Course, Figure, Ratio};
 pub use crate::machine::Machine;
 use crate::options::{Scenario, Sizes};
@@ -59,8 +59,10 @@ pub(crate) fn scenario(scenario: Scenario, sizes: &Sizes, rounds: &[Round]) -> M
     let figure = |name: &Cow<'static, str>| {
         let values = rounds.iter().filter_map(|round| {
             let sample = samples(round, scenario).find(|sample| sample.name == *name)?;
-            let floor = samples(round, Scenario::Floor).find(|floor| Some(&*floor.name) == sample.floor);
-            Some((sample, floor.map(|floor| floor.value)))
+            let value = |of, name: &str| samples(round, of).find(|s| s.name == name).map(|sample| sample.value);
+            let floor = sample.floor.and_then(|name| value(Scenario::Floor, name));
+            let other = sample.other.and_then(|(scenario, name)| value(scenario, name));
+            Some(Compared { sample, floor, other })
         });
         Figure::of(&values.collect::<Vec<_>>())
     };
@@ -115,9 +117,7 @@ impl Report {
         for caveat in self.caveats() {
             writeln!(text, "- Mind: {caveat}")?;
         }
-        text.push_str(
-            "\n| Scenario | Figure | Median | Lowest to highest | Ratios |\n|---|---|--:|--:|--:|\n",
-        );
+        text.push_str("\n| Scenario | Figure | Median | Lowest to highest | Ratios |\n|---|---|--:|--:|--:|\n");
         for scenario in &self.scenarios {
             for figure in &scenario.figures {
                 let [median, spread, ratio] = figure.texts();

@@ -66,8 +66,7 @@ fn tell(report: &Report) -> Result<()> {
         line(format!("{DIM}Mind: {caveat}{DIM:#}"))?;
     }
     line("")?;
-    let mut grid =
-        Grid::new(&["scenario", "figure", "median", "lowest to highest", "ratios"]).right(&[2, 3]);
+    let mut grid = Grid::new(&["scenario", "figure", "median", "lowest to highest", "ratios"]).right(&[2, 3]);
     for scenario in &report.scenarios {
         for figure in &scenario.figures {
             let [median, spread, ratio] = figure.texts();
