@@ -7,10 +7,10 @@ use tokio::task::JoinSet;
 
 use crate::error::{Error, Result};
 use crate::figure::Sample;
-use crate::floor::{COMMITS_1, COMMITS_16, COPY};
+use crate::floor::{COMMITS_1, COMMITS_16, COPY, COPY_TABLES};
 use crate::ground::Scratch;
 use crate::jobs::{Noop, fill};
-use crate::options::{Sizes, TASKS};
+use crate::options::{Scenario, Sizes, TASKS};
 
 const NAME: &str = "enqueued";
 
@@ -48,5 +48,6 @@ pub(crate) async fn concurrent(scratch: &Scratch, sizes: &Sizes) -> Result<Vec<S
 
 pub(crate) async fn bulk(scratch: &Scratch, sizes: &Sizes) -> Result<Vec<Sample>> {
     let seconds = fill(scratch, sizes.bulk).await?;
-    Ok(vec![Sample::rate(NAME, sizes.bulk, seconds).against(COPY)])
+    let enqueued = Sample::rate(NAME, sizes.bulk, seconds);
+    Ok(vec![enqueued.against(COPY).beside(Scenario::Floor, COPY_TABLES)])
 }

@@ -1,7 +1,6 @@
 //! The floor: what the machine and Postgres can do at all, by raw statements without a queue, with the driver that the
 //! library uses.
 
-use std::fmt::Write as _;
 use std::future::poll_fn;
 use std::time::{Duration, Instant};
 
@@ -21,6 +20,7 @@ pub(crate) const COMMITS_1: &str = "commits, 1 client";
 pub(crate) const COMMITS_16: &str = "commits, 16 clients";
 pub(crate) const CLAIM_SETTLE: &str = "claimed and settled";
 pub(crate) const COPY: &str = "copied";
+pub(crate) const COPY_TABLES: &str = "copied into the queue's tables";
 pub(crate) const NOTIFY_P50: &str = "notify p50";
 pub(crate) const NOTIFY_P95: &str = "notify p95";
 pub(crate) const NOTIFY_P99: &str = "notify p99";
@@ -40,6 +40,7 @@ pub(crate) async fn measure(scratch: &Scratch, sizes: &Sizes) -> Result<Vec<Samp
         Sample::new(COMMITS_16, "1/s", commits(scratch, 16, sizes.commit_time).await?),
         Sample::rate(CLAIM_SETTLE, sizes.claims, claims(scratch, sizes.claims).await?),
         Sample::rate(COPY, sizes.copies, copies(scratch, sizes.copies).await?),
+        Sample::rate(COPY_TABLES, sizes.copies, copies_into_tables(scratch, sizes.copies).await?),
     ];
     samples.extend(percentiles([NOTIFY_P50, NOTIFY_P95, NOTIFY_P99], &notifies(scratch, sizes.notifies).await?));
     Ok(samples)
@@ -77,21 +78,21 @@ async fn claims(scratch: &Scratch, rows: u32) -> Result<f64> {
     let client = connect(&scratch.url).await?;
     client
         .batch_execute(
-            "create table floor_job (id bigint primary key, state smallint not null default 0, lease timestamptz, \
+            "create table floor_state (id bigint primary key, state smallint not null default 0, lease timestamptz, \
              worker int, payload jsonb not null)",
         )
         .await?;
-    let fill = "insert into floor_job (id, payload) select n, jsonb_build_object('n', n) from generate_series(1, $1::bigint) n";
+    let fill = "insert into floor_state (id, payload) select n, jsonb_build_object('n', n) from generate_series(1, $1::bigint) n";
     client.execute(fill, &[&i64::from(rows)]).await?;
-    client.batch_execute("create index floor_ready on floor_job (id) where state = 0").await?;
-    client.batch_execute("vacuum analyze floor_job").await?;
+    client.batch_execute("create index floor_ready on floor_state (id) where state = 0").await?;
+    client.batch_execute("vacuum analyze floor_state").await?;
     let claim = client
         .prepare(
-            "update floor_job set state = 1, lease = now(), worker = 1 where id = any(array(select id from floor_job \
+            "update floor_state set state = 1, lease = now(), worker = 1 where id = any(array(select id from floor_state \
              where state = 0 order by id limit $1 for update skip locked)) returning id, payload::text",
         )
         .await?;
-    let settle = client.prepare("delete from floor_job where id = any($1)").await?;
+    let settle = client.prepare("delete from floor_state where id = any($1)").await?;
     let start = Instant::now();
     loop {
         let claimed = client.query(&claim, &[&i64::from(BATCH)]).await?;
@@ -111,25 +112,46 @@ async fn copies(scratch: &Scratch, rows: u32) -> Result<f64> {
             "create table floor_copy (id bigint primary key, state smallint not null default 0, payload jsonb not null)",
         )
         .await?;
-    let numbers: Vec<u32> = (1..=rows).collect();
-    let pieces: Vec<Bytes> = numbers.chunks(PIECE as usize).map(piece).collect();
+    let rows = pieces(rows, |n| format!("{n}\t{{\"n\": {n}}}\n"));
     let start = Instant::now();
-    let sink = client.copy_in("copy floor_copy (id, payload) from stdin").await?;
+    copy(&client, "copy floor_copy (id, payload) from stdin", rows).await?;
+    Ok(start.elapsed().as_secs_f64())
+}
+
+/// COPY into copies of the two tables that an enqueue writes to, with their indexes and settings, on one connection. Answers
+/// with the seconds.
+async fn copies_into_tables(scratch: &Scratch, rows: u32) -> Result<f64> {
+    let client = connect(&scratch.url).await?;
+    client.batch_execute("set search_path to public, posthouse").await?;
+    for table in ["payload", "job"] {
+        let settings = "select coalesce('with (' || array_to_string(reloptions, ', ') || ')', '') from pg_class \
+             where oid = $1::text::regclass";
+        let settings: String = client.query_one(settings, &[&table]).await?.get(0);
+        client.batch_execute(&format!("create table floor_{table} (like {table} including all) {settings}")).await?;
+    }
+    let payloads = pieces(rows, |n| format!("{n}\t{{\"n\": {n}}}\n"));
+    let jobs = pieces(rows, |n| format!("{n}\t1\t2000-01-01\t2000-01-01\t5\tf\n"));
+    let start = Instant::now();
+    copy(&client, "copy floor_payload (id, payload) from stdin", payloads).await?;
+    let job = "copy floor_job (id, lane_id, run_at, created_at, max_attempts, keyed) from stdin";
+    copy(&client, job, jobs).await?;
+    Ok(start.elapsed().as_secs_f64())
+}
+
+async fn copy(client: &Client, into: &str, pieces: Vec<Bytes>) -> Result<()> {
+    let sink = client.copy_in(into).await?;
     let mut sink = std::pin::pin!(sink);
     for piece in pieces {
         sink.send(piece).await?;
     }
     sink.finish().await?;
-    Ok(start.elapsed().as_secs_f64())
+    Ok(())
 }
 
-fn piece(numbers: &[u32]) -> Bytes {
-    let mut text = String::new();
-    for n in numbers {
-        // Writing to a string cannot fail.
-        let _ = writeln!(text, "{n}\t{{\"n\": {n}}}");
-    }
-    text.into()
+/// Lines for a COPY, from 1 on, some thousand a piece.
+fn pieces(rows: u32, line: impl Fn(u32) -> String) -> Vec<Bytes> {
+    let numbers: Vec<u32> = (1..=rows).collect();
+    numbers.chunks(PIECE as usize).map(|piece| piece.iter().map(|n| line(*n)).collect::<String>().into()).collect()
 }
 
 /// NOTIFY there and back between two connections, in ms.

@@ -31,6 +31,7 @@ fn a_quick_run_measures_the_floor_and_what_stands_on_it() {
         ("floor", "commits, 16 clients", None),
         ("floor", "claimed and settled", None),
         ("floor", "copied", None),
+        ("floor", "copied into the queue's tables", None),
         ("floor", "notify p50", None),
         ("floor", "notify p95", None),
         ("floor", "notify p99", None),
