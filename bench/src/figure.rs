@@ -46,6 +46,10 @@ impl Sample {
         Self { floor: Some(floor), ..self }
     }
 
+    pub(crate) fn with_course(self, course: Course) -> Self {
+        Self { course: Some(course), ..self }
+    }
+
     /// Also compared with a figure of the same round, of whichever scenario.
     pub(crate) fn beside(self, scenario: Scenario, figure: &'static str) -> Self {
         Self { other: Some((scenario, figure)), ..self }

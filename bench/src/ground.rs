@@ -13,6 +13,9 @@ use crate::error::{Error, Result};
 
 /// The private server's settings; all others are the defaults of Postgres, fsync and synchronous_commit among them.
 const PRIVATE: [(&str, &str); 2] = [("shared_buffers", "512MB"), ("max_wal_size", "4GB")];
+/// Lets statements be counted where a scenario asks for it; nothing is counted elsewhere. Not every installation has it.
+const COUNTING: [(&str, &str); 2] =
+    [("shared_preload_libraries", "pg_stat_statements"), ("pg_stat_statements.track", "none")];
 /// The settings that a report tells.
 const TOLD: [&str; 7] = [
     "autovacuum",
@@ -134,9 +137,13 @@ impl Ground {
 }
 
 async fn start() -> Result<PrivatePostgres> {
-    let builder = PRIVATE.iter().fold(PrivatePostgres::builder(), |b, (name, value)| b.setting(*name, *value));
-    let started = tokio::task::spawn_blocking(move || builder.start()).await;
-    Ok(started.map_err(|error| Error::Stuck(format!("starting Postgres: {error}")))??)
+    let started = tokio::task::spawn_blocking(|| {
+        let with = |settings: &[(&str, &str)]| {
+            settings.iter().fold(PrivatePostgres::builder(), |builder, (name, value)| builder.setting(*name, *value))
+        };
+        with(&[PRIVATE, COUNTING].concat()).start().or_else(|_| with(&PRIVATE).start())
+    });
+    Ok(started.await.map_err(|error| Error::Stuck(format!("starting Postgres: {error}")))??)
 }
 
 /// A plain connection, driven by a task until its client is dropped.

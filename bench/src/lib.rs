@@ -5,9 +5,10 @@
 //! other figure is also told as a ratio to the floor of the same round, which compares across machines.
 //!
 //! The modules, in reading order: [`options`] (what to measure, and how much of it), `ground` (the server, and a fresh
-//! database a scenario), `jobs`, `floor`, `enqueue`, `work` (the scenarios), `figure` (medians and ratios), `machine`, and
-//! [`report`] (what comes out).
+//! database a scenario), `jobs`, `floor`, `enqueue`, `work`, `pinned` with `steady`, `pin` and `statements` (the scenarios),
+//! `figure` (medians and ratios), `machine`, and [`report`] (what comes out).
 
+mod crew;
 mod enqueue;
 pub mod error;
 mod figure;
@@ -16,7 +17,13 @@ mod ground;
 mod jobs;
 mod machine;
 pub mod options;
+mod pin;
+mod pinned;
+pub mod part;
+mod processes;
 pub mod report;
+mod statements;
+mod steady;
 mod work;
 
 use std::time::{Instant, SystemTime};
@@ -30,6 +37,9 @@ use report::Report;
 
 /// Measures, and answers with the report; `None` if `interrupted` was ready first. Whatever happens, the databases that
 /// it made are dropped and its server is stopped. `tell` is given a line before each measurement.
+///
+/// Some scenarios have workers in processes of their own: the program that calls this, started again. It must call
+/// [`part::run`] instead if [`part::is_wanted`].
 ///
 /// # Errors
 ///
@@ -51,15 +61,16 @@ pub async fn run(
 async fn measure(options: &Options, ground: &Ground, tell: impl Fn(&str)) -> Result<Report> {
     let (started_at, clock) = (SystemTime::now(), Instant::now());
     let machine = Machine::look();
-    let sizes = if options.quick { Sizes::QUICK } else { Sizes::FULL };
+    let sizes = options.sizes();
     let scenarios = options.scenarios();
+    let repeats = scenarios.iter().map(|scenario| *options.rounds(*scenario).end()).max().unwrap_or_default();
     let mut rounds = Vec::new();
-    for round in 0..=options.repeats {
+    for round in 0..=repeats {
         let mut samples = Vec::new();
-        for &scenario in &scenarios {
+        for &scenario in scenarios.iter().filter(|scenario| options.rounds(**scenario).contains(&round)) {
             tell(&match round {
                 0 => format!("warm-up: {scenario}"),
-                _ => format!("round {round} of {}: {scenario}", options.repeats),
+                _ => format!("round {round} of {}: {scenario}", options.rounds(scenario).end()),
             });
             let sizes = if round == 0 { sizes.warm_up() } else { sizes };
             samples.push((scenario, one(scenario, ground, &sizes).await?));
@@ -76,7 +87,7 @@ async fn measure(options: &Options, ground: &Ground, tell: impl Fn(&str)) -> Res
         server_settings: ground.settings().await?,
         started_at: humantime::format_rfc3339_seconds(started_at).to_string(),
         seconds: clock.elapsed().as_secs_f64(),
-        repeats: options.repeats,
+        repeats,
         quick: options.quick,
         machine: machine.finish(),
         scenarios: scenarios.iter().map(|&scenario| report::scenario(scenario, &sizes, &rounds)).collect(),
@@ -92,8 +103,10 @@ async fn one(scenario: Scenario, ground: &Ground, sizes: &Sizes) -> Result<Vec<S
         Scenario::EnqueueConcurrent => enqueue::concurrent(&scratch, sizes).await,
         Scenario::EnqueueBulk => enqueue::bulk(&scratch, sizes).await,
         Scenario::Drain => work::drain(&scratch, sizes).await,
+        Scenario::DrainMulti => processes::drain_multi(&scratch, sizes).await,
         Scenario::Latency => work::latency(&scratch, sizes).await,
         Scenario::InFlight => work::in_flight(&scratch, sizes).await,
+        Scenario::PinnedSnapshot => pinned::measure(ground, sizes).await,
     }?;
     ground.drop_database(&scratch.name).await?;
     Ok(samples)

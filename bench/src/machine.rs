@@ -28,7 +28,24 @@ pub struct Machine {
 #[derive(Debug, Clone, Copy)]
 struct Ticks {
     all: f64,
+    idle: f64,
     stolen: f64,
+}
+
+/// The processors at a moment.
+pub(crate) struct Cpu(Ticks);
+
+impl Cpu {
+    pub(crate) fn look() -> Option<Self> {
+        ticks().map(Self)
+    }
+
+    /// How much of the processors' time was used since then, by whomever, in percent.
+    pub(crate) fn percent_since(self) -> Option<f64> {
+        let now = ticks()?;
+        let all = now.all - self.0.all;
+        (all > 0.0).then(|| 100.0 - 100.0 * (now.idle - self.0.idle) / all)
+    }
 }
 
 impl Machine {
@@ -96,6 +113,16 @@ pub(crate) fn resident_mib() -> Option<f64> {
     kib("/proc/self/status", "VmRSS").map(|kib| kib / 1_024.0)
 }
 
+/// Memory of this process that is in use now.
+pub(crate) fn resident_kib() -> Option<f64> {
+    kib("/proc/self/status", "VmRSS")
+}
+
+/// The most memory of this process that was ever in use.
+pub(crate) fn peak_kib() -> Option<f64> {
+    kib("/proc/self/status", "VmHWM")
+}
+
 fn read(file: &str) -> Option<String> {
     fs::read_to_string(file).ok()
 }
@@ -116,5 +143,5 @@ fn ticks() -> Option<Ticks> {
     let text = read("/proc/stat")?;
     let numbers: Vec<f64> =
         text.lines().next()?.split_whitespace().skip(1).take(8).map_while(|n| n.parse().ok()).collect();
-    Some(Ticks { all: numbers.iter().sum(), stolen: *numbers.get(7)? })
+    Some(Ticks { all: numbers.iter().sum(), idle: numbers.get(3)? + numbers.get(4)?, stolen: *numbers.get(7)? })
 }

@@ -1,6 +1,7 @@
 //! What to measure, and how much of it.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -17,22 +18,28 @@ pub enum Scenario {
     EnqueueBulk,
     /// No-op jobs, one worker process.
     Drain,
+    /// The same with several worker processes.
+    DrainMulti,
     /// From the call of an enqueue to the start of the handler, at an idle worker.
     Latency,
     /// Jobs that wait, all at once in one worker process.
     InFlight,
+    /// A steady load for minutes, while somebody else holds a snapshot.
+    PinnedSnapshot,
 }
 
 impl Scenario {
     /// All of them, in the order in which they are measured.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::Floor,
         Self::EnqueueSingle,
         Self::EnqueueConcurrent,
         Self::EnqueueBulk,
         Self::Drain,
+        Self::DrainMulti,
         Self::Latency,
         Self::InFlight,
+        Self::PinnedSnapshot,
     ];
 
     /// Its name on the command line and in reports.
@@ -44,9 +51,23 @@ impl Scenario {
             Self::EnqueueConcurrent => "enqueue-concurrent",
             Self::EnqueueBulk => "enqueue-bulk",
             Self::Drain => "drain",
+            Self::DrainMulti => "drain-multi",
             Self::Latency => "latency",
             Self::InFlight => "in-flight",
+            Self::PinnedSnapshot => "pinned-snapshot",
         }
+    }
+
+    /// Whether it takes many minutes, and is left out unless it is asked for.
+    #[must_use]
+    pub fn is_long(self) -> bool {
+        matches!(self, Self::PinnedSnapshot)
+    }
+
+    /// Whether some of its figures tell how they went over time, for a chart.
+    #[must_use]
+    pub fn has_courses(self) -> bool {
+        matches!(self, Self::PinnedSnapshot)
     }
 
     /// What it does, in a sentence with its numbers.
@@ -60,7 +81,12 @@ impl Scenario {
             ),
             Self::EnqueueBulk => format!("{} jobs in calls of 10,000", sizes.bulk),
             Self::Drain => format!(
-                "{} no-op jobs, one worker process; from its start until the last one is recorded as done",
+                "{} no-op jobs, one worker process with {SLOTS} slots and all else at its default; from its start until the \
+                 last one is recorded as done",
+                sizes.drain
+            ),
+            Self::DrainMulti => format!(
+                "{} no-op jobs, {PROCESSES} worker processes like that of the drain, started at once",
                 sizes.drain
             ),
             Self::Latency => format!(
@@ -72,6 +98,14 @@ impl Scenario {
                 "{} jobs of {} s at once in one worker process, until the last one is recorded as done",
                 sizes.in_flight,
                 sizes.in_flight_time.as_secs_f64()
+            ),
+            Self::PinnedSnapshot => format!(
+                "{} jobs a second in calls of {}, every tenth with a dedupe key, and one worker, for {} s each: with 1 tenant \
+                 and with 1,000 while one snapshot is held all the time, and with 1,000 while it moves; the first minute \
+                 against the last one",
+                STEADY_CALLS * STEADY_JOBS,
+                STEADY_JOBS,
+                sizes.pinned_time.as_secs_f64()
             ),
         }
     }
@@ -100,25 +134,56 @@ pub struct Options {
     /// A server to measure on, by the URL of one of its databases, whose user may create databases; connections are made
     /// without TLS. `None`: a private server, durable, which is gone afterwards.
     pub database_url: Option<String>,
-    /// The scenarios to measure. Empty: all of them.
+    /// The scenarios to measure. Empty: all but the [long](Scenario::is_long) ones.
     pub only: Vec<Scenario>,
-    /// Measured rounds after the warm-up, at least 1.
-    pub repeats: u32,
+    /// The long ones too, if `only` is empty.
+    pub all: bool,
+    /// Measured rounds after the warm-up, at least 1. `None`: 3, and 1 of long scenarios.
+    pub repeats: Option<u32>,
     /// Small numbers: says whether it works, not how fast it is.
     pub quick: bool,
+    /// How long each run of [`PinnedSnapshot`](Scenario::PinnedSnapshot) takes. `None`: 10 minutes, or some seconds if `quick`.
+    pub pinned_time: Option<Duration>,
 }
 
 impl Options {
     /// The chosen scenarios, each once, in the order in which they are measured.
-    pub(crate) fn scenarios(&self) -> Vec<Scenario> {
-        Scenario::ALL.into_iter().filter(|scenario| self.only.is_empty() || self.only.contains(scenario)).collect()
+    #[must_use]
+    pub fn scenarios(&self) -> Vec<Scenario> {
+        let chosen = |scenario: &Scenario| match &self.only[..] {
+            [] => self.all || !scenario.is_long(),
+            only => only.contains(scenario),
+        };
+        Scenario::ALL.into_iter().filter(chosen).collect()
+    }
+
+    /// The rounds in which a scenario is measured; 0 is the warm-up. A long one has time to warm up by itself.
+    pub(crate) fn rounds(&self, scenario: Scenario) -> RangeInclusive<u32> {
+        match scenario.is_long() {
+            true => 1..=self.repeats.unwrap_or(1),
+            false => 0..=self.repeats.unwrap_or(3),
+        }
+    }
+
+    pub(crate) fn sizes(&self) -> Sizes {
+        let sizes = if self.quick { Sizes::QUICK } else { Sizes::FULL };
+        Sizes { pinned_time: self.pinned_time.unwrap_or(sizes.pinned_time), ..sizes }
     }
 }
 
 /// Tasks that enqueue at once.
 pub(crate) const TASKS: u32 = 64;
+/// Jobs at once of a worker whose jobs do nothing: enough that claims and settles come in large batches.
+pub(crate) const SLOTS: u32 = 1_000;
+/// Worker processes where it is several.
+pub(crate) const PROCESSES: u32 = 4;
 /// Time between two enqueues where latency is measured: the worker is idle again.
 pub(crate) const PACE: Duration = Duration::from_millis(20);
+
+/// Calls a second of a steady load.
+pub(crate) const STEADY_CALLS: u32 = 50;
+/// Jobs of each of them.
+pub(crate) const STEADY_JOBS: u32 = 20;
 
 /// How much of everything.
 #[derive(Debug, Clone, Copy)]
@@ -137,6 +202,8 @@ pub(crate) struct Sizes {
     pub(crate) latency: u32,
     pub(crate) in_flight: u32,
     pub(crate) in_flight_time: Duration,
+    /// Of each of the runs with a snapshot.
+    pub(crate) pinned_time: Duration,
 }
 
 impl Sizes {
@@ -152,6 +219,7 @@ impl Sizes {
         latency: 500,
         in_flight: 2_000,
         in_flight_time: Duration::from_secs(5),
+        pinned_time: Duration::from_secs(600),
     };
 
     pub(crate) const QUICK: Self = Self {
@@ -166,6 +234,7 @@ impl Sizes {
         latency: 50,
         in_flight: 500,
         in_flight_time: Duration::from_millis(500),
+        pinned_time: Duration::from_secs(4),
     };
 
     /// A tenth of it: code is in memory, connections have been made once, the disk has woken up.
@@ -182,6 +251,7 @@ impl Sizes {
             latency: self.latency / 10,
             in_flight: self.in_flight / 10,
             in_flight_time: self.in_flight_time / 10,
+            pinned_time: self.pinned_time,
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::Write;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use posthouse_bench::error::Error;
 use posthouse_bench::options::Options;
@@ -23,8 +24,10 @@ pub(crate) async fn run(args: Bench, global: &Global) -> Result<ExitCode> {
     let options = Options {
         database_url: global.database_url.clone().filter(|_| is_typed()),
         only: args.only,
+        all: args.all,
         repeats: args.repeats,
         quick: args.quick,
+        pinned_time: args.minutes.map(|minutes| Duration::from_secs(minutes * 60)),
     };
     let interrupted = async { code = interrupts.next().await };
     let report = posthouse_bench::run(options, interrupted, |what| note(format!("{DIM}{what}{DIM:#}"))).await;

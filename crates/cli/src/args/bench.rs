@@ -20,6 +20,7 @@ use posthouse_bench::options::Scenario;
   enqueue-concurrent  enqueues from 64 tasks at once, each waiting for its own answer
   enqueue-bulk        many jobs a call
   drain               no-op jobs, one worker process
+  drain-multi         the same, four worker processes
   latency             from the enqueue call to the start of the handler, at an idle worker
   in-flight           jobs that wait, all at once in one worker process: time, memory, connections
 
@@ -34,13 +35,21 @@ pub(crate) struct Bench {
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub(crate) only: Vec<Scenario>,
 
-    /// Rounds that count
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub(crate) repeats: u32,
+    /// The long scenarios too
+    #[arg(long, conflicts_with = "only")]
+    pub(crate) all: bool,
+
+    /// Rounds that count [default: 3, and 1 of the long scenarios]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) repeats: Option<u32>,
 
     /// Small numbers: shows that it works, not how fast it is
     #[arg(long)]
     pub(crate) quick: bool,
+
+    /// Minutes of each run of pinned-snapshot [default: 10]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1440))]
+    pub(crate) minutes: Option<u64>,
 
     /// Also write a report with settings, versions and machine
     #[arg(long, value_name = "FILE")]
