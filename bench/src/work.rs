@@ -16,10 +16,8 @@ use crate::floor::{CLAIM_SETTLE, NOTIFY_P50, NOTIFY_P95, NOTIFY_P99};
 use crate::ground::{Scratch, connect};
 use crate::jobs::{Noop, fill};
 use crate::machine::resident_mib;
-use crate::options::{PACE, Sizes};
+use crate::options::{PACE, SLOTS, Sizes};
 
-/// Jobs at once where they do nothing: enough that claims and settles come in large batches.
-const CONCURRENCY: u32 = 1_000;
 /// Enqueues before those whose latency counts: they make connections, and show that the worker listens.
 const FIRST: u32 = 10;
 /// A scenario that has not ended by then will not.
@@ -29,7 +27,7 @@ const LOOK: Duration = Duration::from_millis(100);
 
 pub(crate) async fn drain(scratch: &Scratch, sizes: &Sizes) -> Result<Vec<Sample>> {
     fill(scratch, sizes.drain).await?;
-    let worker = Worker::builder(Database::new(&scratch.url)?).concurrency(CONCURRENCY);
+    let worker = Worker::builder(Database::new(&scratch.url)?).concurrency(SLOTS);
     let seconds = until_done(worker.handle(|_: Noop, _: Context| async {}), sizes.drain).await?;
     Ok(vec![Sample::rate("done", sizes.drain, seconds).against(CLAIM_SETTLE)])
 }
