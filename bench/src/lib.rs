@@ -14,6 +14,7 @@ pub mod error;
 mod figure;
 mod floor;
 mod ground;
+mod in_flight;
 mod jobs;
 mod machine;
 pub mod options;
@@ -105,7 +106,8 @@ async fn one(scenario: Scenario, ground: &Ground, sizes: &Sizes) -> Result<Vec<S
         Scenario::Drain => work::drain(&scratch, sizes).await,
         Scenario::DrainMulti => processes::drain_multi(&scratch, sizes).await,
         Scenario::Latency => work::latency(&scratch, sizes).await,
-        Scenario::InFlight => work::in_flight(&scratch, sizes).await,
+        Scenario::InFlight => in_flight::measure(&scratch, sizes.in_flight, sizes.in_flight_time).await,
+        Scenario::InFlight10k => in_flight::measure(&scratch, sizes.in_flight_10k, sizes.in_flight_time).await,
         Scenario::PinnedSnapshot => pinned::measure(ground, sizes).await,
     }?;
     ground.drop_database(&scratch.name).await?;

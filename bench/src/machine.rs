@@ -108,11 +108,6 @@ impl fmt::Display for Machine {
     }
 }
 
-/// Memory of this process that is in use now, in MiB.
-pub(crate) fn resident_mib() -> Option<f64> {
-    kib("/proc/self/status", "VmRSS").map(|kib| kib / 1_024.0)
-}
-
 /// Memory of this process that is in use now.
 pub(crate) fn resident_kib() -> Option<f64> {
     kib("/proc/self/status", "VmRSS")

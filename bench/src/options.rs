@@ -24,13 +24,15 @@ pub enum Scenario {
     Latency,
     /// Jobs that wait, all at once in one worker process.
     InFlight,
+    /// The same with many more.
+    InFlight10k,
     /// A steady load for minutes, while somebody else holds a snapshot.
     PinnedSnapshot,
 }
 
 impl Scenario {
     /// All of them, in the order in which they are measured.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Floor,
         Self::EnqueueSingle,
         Self::EnqueueConcurrent,
@@ -39,6 +41,7 @@ impl Scenario {
         Self::DrainMulti,
         Self::Latency,
         Self::InFlight,
+        Self::InFlight10k,
         Self::PinnedSnapshot,
     ];
 
@@ -54,6 +57,7 @@ impl Scenario {
             Self::DrainMulti => "drain-multi",
             Self::Latency => "latency",
             Self::InFlight => "in-flight",
+            Self::InFlight10k => "in-flight-10k",
             Self::PinnedSnapshot => "pinned-snapshot",
         }
     }
@@ -94,9 +98,9 @@ impl Scenario {
                 sizes.latency,
                 PACE.as_millis()
             ),
-            Self::InFlight => format!(
+            Self::InFlight | Self::InFlight10k => format!(
                 "{} jobs of {} s at once in one worker process, until the last one is recorded as done",
-                sizes.in_flight,
+                if self == Self::InFlight { sizes.in_flight } else { sizes.in_flight_10k },
                 sizes.in_flight_time.as_secs_f64()
             ),
             Self::PinnedSnapshot => format!(
@@ -201,6 +205,7 @@ pub(crate) struct Sizes {
     pub(crate) drain: u32,
     pub(crate) latency: u32,
     pub(crate) in_flight: u32,
+    pub(crate) in_flight_10k: u32,
     pub(crate) in_flight_time: Duration,
     /// Of each of the runs with a snapshot.
     pub(crate) pinned_time: Duration,
@@ -218,6 +223,7 @@ impl Sizes {
         drain: 100_000,
         latency: 500,
         in_flight: 2_000,
+        in_flight_10k: 10_000,
         in_flight_time: Duration::from_secs(5),
         pinned_time: Duration::from_secs(600),
     };
@@ -233,6 +239,7 @@ impl Sizes {
         drain: 3_000,
         latency: 50,
         in_flight: 500,
+        in_flight_10k: 1_000,
         in_flight_time: Duration::from_millis(500),
         pinned_time: Duration::from_secs(4),
     };
@@ -250,6 +257,7 @@ impl Sizes {
             drain: self.drain / 10,
             latency: self.latency / 10,
             in_flight: self.in_flight / 10,
+            in_flight_10k: self.in_flight_10k / 10,
             in_flight_time: self.in_flight_time / 10,
             pinned_time: self.pinned_time,
         }

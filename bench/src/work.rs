@@ -1,4 +1,4 @@
-//! How fast jobs are done: many that do nothing, one at a time at an idle worker, many that take their time.
+//! How fast jobs are done: many that do nothing, one at a time at an idle worker.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -13,17 +13,14 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use crate::error::{Error, Result};
 use crate::figure::{Sample, percentiles};
 use crate::floor::{CLAIM_SETTLE, NOTIFY_P50, NOTIFY_P95, NOTIFY_P99};
-use crate::ground::{Scratch, connect};
+use crate::ground::Scratch;
 use crate::jobs::{Noop, fill};
-use crate::machine::resident_mib;
 use crate::options::{PACE, SLOTS, Sizes};
 
 /// Enqueues before those whose latency counts: they make connections, and show that the worker listens.
 const FIRST: u32 = 10;
 /// A scenario that has not ended by then will not.
 const TOO_LONG: Duration = Duration::from_secs(600);
-/// How often memory and connections are looked at while jobs are in flight.
-const LOOK: Duration = Duration::from_millis(100);
 
 pub(crate) async fn drain(scratch: &Scratch, sizes: &Sizes) -> Result<Vec<Sample>> {
     fill(scratch, sizes.drain).await?;
@@ -65,52 +62,6 @@ async fn call(scratch: &Scratch, jobs: u32) -> Result<Vec<Instant>> {
         queue.enqueue(Noop { n }).await?;
     }
     Ok(called)
-}
-
-pub(crate) async fn in_flight(scratch: &Scratch, sizes: &Sizes) -> Result<Vec<Sample>> {
-    fill(scratch, sizes.in_flight).await?;
-    let time = sizes.in_flight_time;
-    let worker = Worker::builder(Database::new(&scratch.url)?).concurrency(sizes.in_flight);
-    let worker = worker.handle(move |_: Noop, _: Context| tokio::time::sleep(time));
-    let mut peak = Peak::default();
-    let seconds = tokio::select! {
-        seconds = until_done(worker, sizes.in_flight) => seconds?,
-        error = peak.watch(scratch) => return Err(error),
-    };
-    let mut samples = vec![
-        Sample::new("time", "s", seconds),
-        Sample::new("time over the jobs' own", "", seconds / time.as_secs_f64()),
-        Sample::new("connections", "", f64::from(peak.connections)),
-    ];
-    samples.extend(peak.resident_mib.map(|peak| Sample::new("peak memory of the process", "MiB", peak)));
-    Ok(samples)
-}
-
-/// The most that was seen.
-#[derive(Default)]
-struct Peak {
-    resident_mib: Option<f64>,
-    connections: i32,
-}
-
-impl Peak {
-    /// Looks again and again; ends only if that fails.
-    async fn watch(&mut self, scratch: &Scratch) -> Error {
-        let Err(error) = self.look_for_ever(scratch).await;
-        error
-    }
-
-    async fn look_for_ever(&mut self, scratch: &Scratch) -> Result<std::convert::Infallible> {
-        let client = connect(&scratch.url).await?;
-        let count = "select count(*)::int from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid() \
-                     and application_name like 'posthouse/%'";
-        let count = client.prepare(count).await?;
-        loop {
-            self.connections = self.connections.max(client.query_one(&count, &[]).await?.get(0));
-            self.resident_mib = resident_mib().map(|now| now.max(self.resident_mib.unwrap_or(0.0)));
-            tokio::time::sleep(LOOK).await;
-        }
-    }
 }
 
 /// Runs a worker until so many jobs are done and recorded. Answers with the seconds from its start to the last record.

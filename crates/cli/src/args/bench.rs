@@ -23,6 +23,7 @@ use posthouse_bench::options::Scenario;
   drain-multi         the same, four worker processes
   latency             from the enqueue call to the start of the handler, at an idle worker
   in-flight           jobs that wait, all at once in one worker process: time, memory, connections
+  in-flight-10k       the same with 10,000 jobs
 
 EXAMPLES:
   posthouse bench                                   everything; takes some minutes

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod bench;
+mod bench_shapes;
 mod demo;
 mod dev;
 mod processes;

@@ -51,8 +51,12 @@ impl Running {
         }
     }
 
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
-        kill(Pid::from_raw(self.child.id().try_into().unwrap()), signal).unwrap();
+        kill(Pid::from_raw(self.pid().try_into().unwrap()), signal).unwrap();
     }
 
     /// Sends a signal again and again until it ends.

@@ -1,0 +1,85 @@
+//! `bench` with workers in processes of their own, and with jobs of other shapes: every figure is there and can be true. How
+//! fast it was is not looked at.
+
+use std::process::Command;
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use crate::processes::{Folder, Running, eventually, runs};
+use crate::support::{answer, posthouse};
+
+/// What a quick run says about these scenarios.
+struct Report(Value);
+
+impl Report {
+    fn of(name: &str, scenarios: &str) -> Self {
+        let temporary = Folder::new(name);
+        let mut bench = posthouse();
+        bench.args(["bench", "--quick", "--repeats", "1", "--json", "--only", scenarios]);
+        let report = answer(bench.env("TMPDIR", temporary.path()), None).fine().json();
+        temporary.is_left_empty();
+        Self(report)
+    }
+
+    /// A figure of a scenario, which must be there.
+    #[track_caller]
+    fn figure(&self, scenario: &str, name: &str) -> &Value {
+        let scenario = self.0["scenarios"].as_array().unwrap().iter().find(|s| s["name"] == scenario).unwrap();
+        let figures = scenario["figures"].as_array().unwrap();
+        figures.iter().find(|figure| figure["name"] == name).unwrap_or_else(|| panic!("no {name:?} in {figures:#?}"))
+    }
+
+    #[track_caller]
+    fn median(&self, scenario: &str, name: &str) -> f64 {
+        self.figure(scenario, name)["median"].as_f64().unwrap()
+    }
+}
+
+#[test]
+fn workers_are_measured_in_processes_of_their_own() {
+    let report = Report::of("bench-processes", "floor,drain,drain-multi,in-flight,in-flight-10k");
+    let done = report.figure("drain-multi", "done");
+    assert_eq!(done["floor"]["figure"], "claimed and settled");
+    assert_eq!(done["other"]["figure"], "drain: done");
+    let ratio = done["median"].as_f64().unwrap() / report.median("drain", "done");
+    assert!((done["other"]["ratio"].as_f64().unwrap() - ratio).abs() < 1e-9, "{done}");
+
+    for scenario in ["in-flight", "in-flight-10k"] {
+        let median = |name| report.median(scenario, name);
+        // The jobs of a quick run take half a second; all at once, they take less than two after another.
+        assert!((0.5..30.0).contains(&median("time")), "{scenario}: {}", median("time"));
+        assert!((median("time over the jobs' own") - median("time") / 0.5).abs() < 1e-9, "{scenario}");
+        assert!((1.0..=5.0).contains(&median("connections")), "{scenario}: {}", median("connections"));
+        // A process needs some memory; this one is not the benchmark, but it is nothing small either.
+        assert!((1.0..500.0).contains(&median("peak memory of the process")), "{scenario}");
+    }
+}
+
+#[test]
+fn no_worker_outlives_a_killed_benchmark() {
+    let temporary = Folder::new("bench-killed");
+    let mut bench = posthouse();
+    bench.args(["bench", "--only", "in-flight"]).env("TMPDIR", temporary.path());
+    let mut bench = Running::start(&mut bench);
+    let mut parts = Vec::new();
+    eventually("a worker is started", || {
+        parts = parts_of(bench.pid());
+        !parts.is_empty()
+    });
+    bench.signal(Signal::SIGKILL);
+    bench.ended();
+    eventually("the worker ends", || !parts.iter().any(|pid| runs(*pid)));
+    temporary.is_left_empty();
+}
+
+/// The processes that a benchmark has started as parts of itself.
+fn parts_of(benchmark: u32) -> Vec<i32> {
+    let all = Command::new("ps").args(["-eo", "pid=,ppid=,args="]).output().unwrap();
+    let all = String::from_utf8_lossy(&all.stdout).into_owned();
+    let part = |line: &str| {
+        let [pid, parent, _, argument] = line.split_whitespace().collect::<Vec<_>>()[..] else { return None };
+        (parent == benchmark.to_string() && argument == "bench-part").then(|| pid.parse().unwrap())
+    };
+    all.lines().filter_map(part).collect()
+}
