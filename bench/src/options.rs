@@ -20,6 +20,8 @@ pub enum Scenario {
     Drain,
     /// The same with several worker processes.
     DrainMulti,
+    /// Jobs that wait, on more and more worker processes.
+    Scaling,
     /// From the call of an enqueue to the start of the handler, at an idle worker.
     Latency,
     /// Jobs that wait, all at once in one worker process.
@@ -32,13 +34,14 @@ pub enum Scenario {
 
 impl Scenario {
     /// All of them, in the order in which they are measured.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Floor,
         Self::EnqueueSingle,
         Self::EnqueueConcurrent,
         Self::EnqueueBulk,
         Self::Drain,
         Self::DrainMulti,
+        Self::Scaling,
         Self::Latency,
         Self::InFlight,
         Self::InFlight10k,
@@ -55,6 +58,7 @@ impl Scenario {
             Self::EnqueueBulk => "enqueue-bulk",
             Self::Drain => "drain",
             Self::DrainMulti => "drain-multi",
+            Self::Scaling => "scaling",
             Self::Latency => "latency",
             Self::InFlight => "in-flight",
             Self::InFlight10k => "in-flight-10k",
@@ -92,6 +96,12 @@ impl Scenario {
             Self::DrainMulti => format!(
                 "{} no-op jobs, {PROCESSES} worker processes like that of the drain, started at once",
                 sizes.drain
+            ),
+            Self::Scaling => format!(
+                "jobs of {} ms on 1, 2, 4 and 10 worker processes with {WAIT_SLOTS} slots and {} jobs each, started at once; \
+                 linear is so many times the rate of one",
+                WAIT.as_millis(),
+                sizes.scaling
             ),
             Self::Latency => format!(
                 "an idle worker, {} enqueues {} ms apart; from the enqueue call to the start of the handler",
@@ -181,6 +191,10 @@ pub(crate) const TASKS: u32 = 64;
 pub(crate) const SLOTS: u32 = 1_000;
 /// Worker processes where it is several.
 pub(crate) const PROCESSES: u32 = 4;
+/// What a job takes where more and more workers are measured.
+pub(crate) const WAIT: Duration = Duration::from_millis(100);
+/// Jobs at once of each of those workers.
+pub(crate) const WAIT_SLOTS: u32 = 20;
 /// Time between two enqueues where latency is measured: the worker is idle again.
 pub(crate) const PACE: Duration = Duration::from_millis(20);
 
@@ -203,6 +217,8 @@ pub(crate) struct Sizes {
     pub(crate) concurrent: u32,
     pub(crate) bulk: u32,
     pub(crate) drain: u32,
+    /// Jobs a worker.
+    pub(crate) scaling: u32,
     pub(crate) latency: u32,
     pub(crate) in_flight: u32,
     pub(crate) in_flight_10k: u32,
@@ -221,6 +237,7 @@ impl Sizes {
         concurrent: 64_000,
         bulk: 200_000,
         drain: 100_000,
+        scaling: 1_000,
         latency: 500,
         in_flight: 2_000,
         in_flight_10k: 10_000,
@@ -237,6 +254,7 @@ impl Sizes {
         concurrent: 6_400,
         bulk: 20_000,
         drain: 3_000,
+        scaling: 60,
         latency: 50,
         in_flight: 500,
         in_flight_10k: 1_000,
@@ -255,6 +273,7 @@ impl Sizes {
             concurrent: self.concurrent / 10,
             bulk: self.bulk / 10,
             drain: self.drain / 10,
+            scaling: self.scaling / 10,
             latency: self.latency / 10,
             in_flight: self.in_flight / 10,
             in_flight_10k: self.in_flight_10k / 10,

@@ -21,6 +21,7 @@ use posthouse_bench::options::Scenario;
   enqueue-bulk        many jobs a call
   drain               no-op jobs, one worker process
   drain-multi         the same, four worker processes
+  scaling             jobs that wait, on 1 to 10 worker processes
   latency             from the enqueue call to the start of the handler, at an idle worker
   in-flight           jobs that wait, all at once in one worker process: time, memory, connections
   in-flight-10k       the same with 10,000 jobs

@@ -57,6 +57,19 @@ fn workers_are_measured_in_processes_of_their_own() {
 }
 
 #[test]
+fn more_workers_are_compared_with_one() {
+    let report = Report::of("bench-scaling", "scaling");
+    let rate = |workers: &str| report.median("scaling", &format!("done, {workers}"));
+    // 20 slots and jobs of 100 ms: no worker does more than 200 jobs a second.
+    assert!((1.0..=200.0).contains(&rate("1 worker")), "{}", rate("1 worker"));
+    for (workers, number) in [("2 workers", 2.0), ("4 workers", 4.0), ("10 workers", 10.0)] {
+        assert!((1.0..=200.0 * number).contains(&rate(workers)), "{workers}: {}", rate(workers));
+        let linear = report.median("scaling", &format!("of linear, {workers}"));
+        assert!((linear - rate(workers) / (number * rate("1 worker"))).abs() < 1e-9, "{workers}: {linear}");
+    }
+}
+
+#[test]
 fn no_worker_outlives_a_killed_benchmark() {
     let temporary = Folder::new("bench-killed");
     let mut bench = posthouse();
