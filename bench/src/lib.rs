@@ -6,7 +6,7 @@
 //!
 //! The modules, in reading order: [`options`] (what to measure, and how much of it), `ground` (the server, and a fresh
 //! database a scenario), `jobs`, `floor`, `enqueue`, `work`, `pinned` with `steady`, `pin` and `statements` (the scenarios),
-//! `figure` (medians and ratios), `machine`, and [`report`] (what comes out).
+//! `figure` (medians and ratios), `machine`, and [`report`] with [`plot`] (what comes out).
 
 mod crew;
 mod enqueue;
@@ -21,6 +21,7 @@ pub mod options;
 pub mod part;
 mod pin;
 mod pinned;
+pub mod plot;
 mod processes;
 pub mod report;
 mod statements;

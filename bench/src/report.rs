@@ -92,12 +92,15 @@ impl Report {
         caveats.into_iter().filter_map(|(holds, text)| holds.then_some(text)).collect()
     }
 
-    /// The report as Markdown: settings, versions, machine, and a table.
+    /// The report as Markdown: settings, versions, machine, and a table; and a chart, if there is one at this address.
     #[must_use]
-    pub fn markdown(&self) -> String {
+    pub fn markdown(&self, plot: Option<&str>) -> String {
         let mut text = String::from("# Posthouse benchmark\n\n");
         // Writing to a string cannot fail.
         let _ = self.write_markdown(&mut text);
+        if let Some(plot) = plot {
+            let _ = writeln!(text, "\n![Throughput and latency over time](<{plot}>)");
+        }
         text
     }
 

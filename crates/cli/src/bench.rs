@@ -2,11 +2,13 @@
 
 use std::fs::File;
 use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use posthouse_bench::error::Error;
-use posthouse_bench::options::Options;
+use posthouse_bench::options::{Options, Scenario};
+use posthouse_bench::plot::svg;
 use posthouse_bench::report::Report;
 
 use crate::args::{Bench, Global};
@@ -16,11 +18,6 @@ use crate::output::{Grid, json, line, note};
 use crate::style::{BOLD, DIM};
 
 pub(crate) async fn run(args: Bench, global: &Global) -> Result<ExitCode> {
-    let unwritable = |error: std::io::Error| Failure::new(format!("--markdown: {error}"));
-    // Before minutes are spent on what cannot be written.
-    let file = args.markdown.as_deref().map(File::create).transpose().map_err(unwritable)?;
-    let mut interrupts = Interrupts::new()?;
-    let mut code = 0;
     let options = Options {
         database_url: global.database_url.clone().filter(|_| is_typed()),
         only: args.only,
@@ -29,11 +26,25 @@ pub(crate) async fn run(args: Bench, global: &Global) -> Result<ExitCode> {
         quick: args.quick,
         pinned_time: args.minutes.map(|minutes| Duration::from_secs(minutes * 60)),
     };
+    if args.plot.is_some() && !options.scenarios().into_iter().any(Scenario::has_courses) {
+        let named = Scenario::ALL.into_iter().filter(|s| s.has_courses()).map(Scenario::name).collect::<Vec<_>>();
+        return Err(Failure::usage("--plot: none of the scenarios is measured over time")
+            .hint(format!("Name one with --only: {}.", named.join(", "))));
+    }
+    // Before minutes are spent on what cannot be written.
+    let markdown = Target::open("--markdown", args.markdown.as_deref())?;
+    let plot = Target::open("--plot", args.plot.as_deref())?;
+    let link = args.plot.as_deref().map(|plot| link(plot, args.markdown.as_deref()));
+    let mut interrupts = Interrupts::new()?;
+    let mut code = 0;
     let interrupted = async { code = interrupts.next().await };
     let report = posthouse_bench::run(options, interrupted, |what| note(format!("{DIM}{what}{DIM:#}"))).await;
     let Some(report) = report.map_err(failure)? else { return Ok(ExitCode::from(code)) };
-    if let Some(mut file) = file {
-        file.write_all(report.markdown().as_bytes()).map_err(unwritable)?;
+    if let Some(plot) = plot {
+        plot.write(&svg(&report).unwrap_or_default())?;
+    }
+    if let Some(markdown) = markdown {
+        markdown.write(&report.markdown(link.as_deref()))?;
     }
     if global.json {
         json(&report)?
@@ -41,6 +52,31 @@ pub(crate) async fn run(args: Bench, global: &Global) -> Result<ExitCode> {
         tell(&report)?
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// A file that is written at the end.
+struct Target {
+    option: &'static str,
+    file: File,
+}
+
+impl Target {
+    fn open(option: &'static str, path: Option<&Path>) -> Result<Option<Self>> {
+        let file = path.map(File::create).transpose().map_err(|error| Failure::new(format!("{option}: {error}")))?;
+        Ok(file.map(|file| Self { option, file }))
+    }
+
+    fn write(mut self, text: &str) -> Result<()> {
+        self.file.write_all(text.as_bytes()).map_err(|error| Failure::new(format!("{}: {error}", self.option)))
+    }
+}
+
+/// The address of the chart in the report: seen from the report's folder if the chart is in it or below.
+fn link(plot: &Path, markdown: Option<&Path>) -> String {
+    let whole = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let plot = whole(plot);
+    let folder = markdown.map(whole).and_then(|markdown| Some(markdown.parent()?.to_owned()));
+    folder.and_then(|folder| plot.strip_prefix(folder).ok()).unwrap_or(&plot).display().to_string()
 }
 
 /// Whether the database was named on the command line, and not by DATABASE_URL, which other commands may need: a benchmark

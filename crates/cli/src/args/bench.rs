@@ -26,11 +26,15 @@ use posthouse_bench::options::Scenario;
   in-flight           jobs that wait, all at once in one worker process: time, memory, connections
   in-flight-10k       the same with 10,000 jobs
 
+LONG SCENARIOS, only if they are named, or with --all:
+  pinned-snapshot     a steady load for 10 minutes, three times, while somebody else holds a snapshot; needs half an hour
+
 EXAMPLES:
-  posthouse bench                                   everything; takes some minutes
+  posthouse bench                                   all that is not long; takes some minutes
   posthouse bench --quick                           does it work here? Some seconds
   posthouse bench --only floor,drain --repeats 5
   posthouse bench --markdown report.md
+  posthouse bench --only pinned-snapshot --minutes 2 --plot course.svg
   posthouse bench --json --database-url postgres://postgres@db.example/postgres")]
 pub(crate) struct Bench {
     /// Only these scenarios, such as floor,drain
@@ -56,4 +60,8 @@ pub(crate) struct Bench {
     /// Also write a report with settings, versions and machine
     #[arg(long, value_name = "FILE")]
     pub(crate) markdown: Option<PathBuf>,
+
+    /// Also draw throughput and latency over time, as SVG
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plot: Option<PathBuf>,
 }
