@@ -16,6 +16,7 @@ mod floor;
 mod ground;
 mod in_flight;
 mod jobs;
+mod llm;
 mod machine;
 pub mod options;
 pub mod part;
@@ -110,6 +111,7 @@ async fn one(scenario: Scenario, ground: &Ground, sizes: &Sizes) -> Result<Vec<S
         Scenario::Latency => work::latency(&scratch, sizes).await,
         Scenario::InFlight => in_flight::measure(&scratch, sizes.in_flight, sizes.in_flight_time).await,
         Scenario::InFlight10k => in_flight::measure(&scratch, sizes.in_flight_10k, sizes.in_flight_time).await,
+        Scenario::Llm => llm::measure(&scratch, sizes).await,
         Scenario::PinnedSnapshot => pinned::measure(ground, sizes).await,
     }?;
     ground.drop_database(&scratch.name).await?;

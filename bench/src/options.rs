@@ -28,13 +28,15 @@ pub enum Scenario {
     InFlight,
     /// The same with many more.
     InFlight10k,
+    /// Calls of a model in flight, against the simulated provider.
+    Llm,
     /// A steady load for minutes, while somebody else holds a snapshot.
     PinnedSnapshot,
 }
 
 impl Scenario {
     /// All of them, in the order in which they are measured.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Floor,
         Self::EnqueueSingle,
         Self::EnqueueConcurrent,
@@ -45,6 +47,7 @@ impl Scenario {
         Self::Latency,
         Self::InFlight,
         Self::InFlight10k,
+        Self::Llm,
         Self::PinnedSnapshot,
     ];
 
@@ -62,6 +65,7 @@ impl Scenario {
             Self::Latency => "latency",
             Self::InFlight => "in-flight",
             Self::InFlight10k => "in-flight-10k",
+            Self::Llm => "llm",
             Self::PinnedSnapshot => "pinned-snapshot",
         }
     }
@@ -112,6 +116,12 @@ impl Scenario {
                 "{} jobs of {} s at once in one worker process, until the last one is recorded as done",
                 if self == Self::InFlight { sizes.in_flight } else { sizes.in_flight_10k },
                 sizes.in_flight_time.as_secs_f64()
+            ),
+            Self::Llm => format!(
+                "{} calls of a model at once in one worker process, by a simulated provider in another one that answers after \
+                 {} s; memory is what the worker grew by",
+                sizes.llm,
+                sizes.llm_time.as_secs_f64()
             ),
             Self::PinnedSnapshot => format!(
                 "{} jobs a second in calls of {}, every tenth with a dedupe key, and one worker, for {} s each: with 1 tenant \
@@ -223,6 +233,8 @@ pub(crate) struct Sizes {
     pub(crate) in_flight: u32,
     pub(crate) in_flight_10k: u32,
     pub(crate) in_flight_time: Duration,
+    pub(crate) llm: u32,
+    pub(crate) llm_time: Duration,
     /// Of each of the runs with a snapshot.
     pub(crate) pinned_time: Duration,
 }
@@ -242,6 +254,8 @@ impl Sizes {
         in_flight: 2_000,
         in_flight_10k: 10_000,
         in_flight_time: Duration::from_secs(5),
+        llm: 2_000,
+        llm_time: Duration::from_secs(2),
         pinned_time: Duration::from_secs(600),
     };
 
@@ -259,6 +273,8 @@ impl Sizes {
         in_flight: 500,
         in_flight_10k: 1_000,
         in_flight_time: Duration::from_millis(500),
+        llm: 200,
+        llm_time: Duration::from_millis(500),
         pinned_time: Duration::from_secs(4),
     };
 
@@ -278,6 +294,8 @@ impl Sizes {
             in_flight: self.in_flight / 10,
             in_flight_10k: self.in_flight_10k / 10,
             in_flight_time: self.in_flight_time / 10,
+            llm: self.llm / 10,
+            llm_time: self.llm_time / 10,
             pinned_time: self.pinned_time,
         }
     }

@@ -70,6 +70,17 @@ fn more_workers_are_compared_with_one() {
 }
 
 #[test]
+fn calls_of_a_model_are_made_at_once() {
+    let report = Report::of("bench-llm", "llm");
+    let time = report.median("llm", "time");
+    // 200 calls of half a second: one after another they would take longer than this.
+    assert!((0.5..60.0).contains(&time), "{time}");
+    assert!((report.median("llm", "time over the calls' own") - time / 0.5).abs() < 1e-9, "{time}");
+    let memory = report.median("llm", "memory a call");
+    assert!((1.0..1_000.0).contains(&memory), "{memory}");
+}
+
+#[test]
 fn no_worker_outlives_a_killed_benchmark() {
     let temporary = Folder::new("bench-killed");
     let mut bench = posthouse();
