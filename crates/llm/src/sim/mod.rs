@@ -20,7 +20,7 @@ pub use stats::{InputStats, Seen, Stats};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -46,7 +46,7 @@ impl Sim {
     /// # Errors
     /// When the address cannot be had.
     pub async fn start_at(address: SocketAddr, script: Script) -> io::Result<Self> {
-        let listener = TcpListener::bind(address).await?;
+        let listener = listen(address)?;
         let address = listener.local_addr()?;
         let shared = Arc::new(server::Shared::new(script));
         let (stop, stopped) = watch::channel(false);
@@ -80,6 +80,19 @@ impl Sim {
     }
 }
 
+/// Connections that may wait to be taken. The usual 128 are too few for a worker that begins a thousand calls at once: the
+/// system drops what comes beyond, and a caller tries again after a whole second. The system may bound it lower.
+const BACKLOG: u32 = 4096;
+
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    // As `TcpListener::bind` does: a restart need not wait for old connections to be forgotten.
+    #[cfg(unix)]
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
 impl Drop for Sim {
     fn drop(&mut self) {
         self.stop.send_replace(true);
@@ -89,5 +102,21 @@ impl Drop for Sim {
 impl std::fmt::Debug for Sim {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Sim").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    /// The runtime is busy with connecting, so that nothing is taken meanwhile.
+    #[cfg(target_os = "linux")]
+    #[tokio::test]
+    async fn a_burst_of_connections_waits_to_be_taken_and_is_not_dropped() {
+        let sim = Sim::start(Script::default()).await.unwrap();
+        let connect = || std::net::TcpStream::connect_timeout(&sim.address(), std::time::Duration::from_millis(900));
+        let connections: Vec<_> = (0..300).map(|_| connect().unwrap()).collect();
+        assert_eq!(connections.len(), 300);
     }
 }
