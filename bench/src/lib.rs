@@ -11,6 +11,7 @@
 mod crew;
 mod enqueue;
 pub mod error;
+mod fair;
 mod figure;
 mod floor;
 mod ground;
@@ -112,6 +113,7 @@ async fn one(scenario: Scenario, ground: &Ground, sizes: &Sizes) -> Result<Vec<S
         Scenario::InFlight => in_flight::measure(&scratch, sizes.in_flight, sizes.in_flight_time).await,
         Scenario::InFlight10k => in_flight::measure(&scratch, sizes.in_flight_10k, sizes.in_flight_time).await,
         Scenario::Llm => llm::measure(&scratch, sizes).await,
+        Scenario::Fair => fair::measure(&scratch, sizes).await,
         Scenario::PinnedSnapshot => pinned::measure(ground, sizes).await,
     }?;
     ground.drop_database(&scratch.name).await?;

@@ -30,13 +30,15 @@ pub enum Scenario {
     InFlight10k,
     /// Calls of a model in flight, against the simulated provider.
     Llm,
+    /// The jobs of one tenant beside the long line of another.
+    Fair,
     /// A steady load for minutes, while somebody else holds a snapshot.
     PinnedSnapshot,
 }
 
 impl Scenario {
     /// All of them, in the order in which they are measured.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Floor,
         Self::EnqueueSingle,
         Self::EnqueueConcurrent,
@@ -48,6 +50,7 @@ impl Scenario {
         Self::InFlight,
         Self::InFlight10k,
         Self::Llm,
+        Self::Fair,
         Self::PinnedSnapshot,
     ];
 
@@ -66,6 +69,7 @@ impl Scenario {
             Self::InFlight => "in-flight",
             Self::InFlight10k => "in-flight-10k",
             Self::Llm => "llm",
+            Self::Fair => "fair",
             Self::PinnedSnapshot => "pinned-snapshot",
         }
     }
@@ -122,6 +126,14 @@ impl Scenario {
                  {} s; memory is what the worker grew by",
                 sizes.llm,
                 sizes.llm_time.as_secs_f64()
+            ),
+            Self::Fair => format!(
+                "{} enqueues of one tenant, {} ms apart, at one worker with {FAIR_SLOTS} slots and jobs of {} ms: first alone, \
+                 then while another tenant has {} jobs queued; from the enqueue call to the start of the handler",
+                sizes.fair,
+                FAIR_PACE.as_millis(),
+                FAIR_WORK.as_millis(),
+                sizes.fair_backlog
             ),
             Self::PinnedSnapshot => format!(
                 "{} jobs a second in calls of {}, every tenth with a dedupe key, and one worker, for {} s each: with 1 tenant \
@@ -205,6 +217,12 @@ pub(crate) const PROCESSES: u32 = 4;
 pub(crate) const WAIT: Duration = Duration::from_millis(100);
 /// Jobs at once of each of those workers.
 pub(crate) const WAIT_SLOTS: u32 = 20;
+/// Time between two enqueues of the tenant that waits.
+pub(crate) const FAIR_PACE: Duration = Duration::from_millis(50);
+/// What every job takes there.
+pub(crate) const FAIR_WORK: Duration = Duration::from_millis(20);
+/// Jobs at once there.
+pub(crate) const FAIR_SLOTS: u32 = 20;
 /// Time between two enqueues where latency is measured: the worker is idle again.
 pub(crate) const PACE: Duration = Duration::from_millis(20);
 
@@ -235,6 +253,10 @@ pub(crate) struct Sizes {
     pub(crate) in_flight_time: Duration,
     pub(crate) llm: u32,
     pub(crate) llm_time: Duration,
+    /// Jobs of the tenant that waits.
+    pub(crate) fair: u32,
+    /// Jobs of the other one; more than are done meanwhile.
+    pub(crate) fair_backlog: u32,
     /// Of each of the runs with a snapshot.
     pub(crate) pinned_time: Duration,
 }
@@ -256,6 +278,8 @@ impl Sizes {
         in_flight_time: Duration::from_secs(5),
         llm: 2_000,
         llm_time: Duration::from_secs(2),
+        fair: 200,
+        fair_backlog: 100_000,
         pinned_time: Duration::from_secs(600),
     };
 
@@ -275,6 +299,8 @@ impl Sizes {
         in_flight_time: Duration::from_millis(500),
         llm: 200,
         llm_time: Duration::from_millis(500),
+        fair: 20,
+        fair_backlog: 10_000,
         pinned_time: Duration::from_secs(4),
     };
 
@@ -296,6 +322,8 @@ impl Sizes {
             in_flight_time: self.in_flight_time / 10,
             llm: self.llm / 10,
             llm_time: self.llm_time / 10,
+            fair: self.fair / 10,
+            fair_backlog: self.fair_backlog,
             pinned_time: self.pinned_time,
         }
     }

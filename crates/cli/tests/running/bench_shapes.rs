@@ -81,6 +81,19 @@ fn calls_of_a_model_are_made_at_once() {
 }
 
 #[test]
+fn a_tenant_waits_alone_and_beside_a_backlog() {
+    let report = Report::of("bench-fair", "fair");
+    for percent in ["p50", "p99"] {
+        let median = |name| report.median("fair", &format!("{name} {percent}"));
+        let (alone, beside) = (median("wait alone"), median("wait beside a backlog"));
+        // A line of 10,000 jobs takes ten seconds at the least; who stands at its end waits longer than this.
+        assert!(0.0 < alone && alone < 10_000.0 && 0.0 < beside && beside < 10_000.0, "{percent}: {alone}, {beside}");
+        assert!((median("times as long") - beside / alone).abs() < 1e-9, "{percent}");
+    }
+    assert!(report.median("fair", "wait alone p50") <= report.median("fair", "wait alone p99"));
+}
+
+#[test]
 fn no_worker_outlives_a_killed_benchmark() {
     let temporary = Folder::new("bench-killed");
     let mut bench = posthouse();
