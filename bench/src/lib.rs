@@ -17,6 +17,7 @@ mod floor;
 mod ground;
 mod in_flight;
 mod jobs;
+mod large;
 mod llm;
 mod machine;
 pub mod options;
@@ -114,6 +115,7 @@ async fn one(scenario: Scenario, ground: &Ground, sizes: &Sizes) -> Result<Vec<S
         Scenario::InFlight10k => in_flight::measure(&scratch, sizes.in_flight_10k, sizes.in_flight_time).await,
         Scenario::Llm => llm::measure(&scratch, sizes).await,
         Scenario::Fair => fair::measure(&scratch, sizes).await,
+        Scenario::LargePayload => large::measure(&scratch, sizes).await,
         Scenario::PinnedSnapshot => pinned::measure(ground, sizes).await,
     }?;
     ground.drop_database(&scratch.name).await?;

@@ -32,13 +32,15 @@ pub enum Scenario {
     Llm,
     /// The jobs of one tenant beside the long line of another.
     Fair,
+    /// Payloads from small to large.
+    LargePayload,
     /// A steady load for minutes, while somebody else holds a snapshot.
     PinnedSnapshot,
 }
 
 impl Scenario {
     /// All of them, in the order in which they are measured.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Floor,
         Self::EnqueueSingle,
         Self::EnqueueConcurrent,
@@ -51,6 +53,7 @@ impl Scenario {
         Self::InFlight10k,
         Self::Llm,
         Self::Fair,
+        Self::LargePayload,
         Self::PinnedSnapshot,
     ];
 
@@ -70,6 +73,7 @@ impl Scenario {
             Self::InFlight10k => "in-flight-10k",
             Self::Llm => "llm",
             Self::Fair => "fair",
+            Self::LargePayload => "large-payload",
             Self::PinnedSnapshot => "pinned-snapshot",
         }
     }
@@ -134,6 +138,11 @@ impl Scenario {
                 FAIR_PACE.as_millis(),
                 FAIR_WORK.as_millis(),
                 sizes.fair_backlog
+            ),
+            Self::LargePayload => format!(
+                "payloads of 0.2, 1, 20 and 200 KB of words, up to {} MB of each, enqueued in bulk and worked off by one worker \
+                 with {SLOTS} slots; WAL is all that the server wrote meanwhile",
+                sizes.large_total / 1_000_000
             ),
             Self::PinnedSnapshot => format!(
                 "{} jobs a second in calls of {}, every tenth with a dedupe key, and one worker, for {} s each: with 1 tenant \
@@ -257,6 +266,8 @@ pub(crate) struct Sizes {
     pub(crate) fair: u32,
     /// Jobs of the other one; more than are done meanwhile.
     pub(crate) fair_backlog: u32,
+    /// Bytes of payloads of each size; small ones are fewer.
+    pub(crate) large_total: u32,
     /// Of each of the runs with a snapshot.
     pub(crate) pinned_time: Duration,
 }
@@ -280,6 +291,7 @@ impl Sizes {
         llm_time: Duration::from_secs(2),
         fair: 200,
         fair_backlog: 100_000,
+        large_total: 80_000_000,
         pinned_time: Duration::from_secs(600),
     };
 
@@ -301,6 +313,7 @@ impl Sizes {
         llm_time: Duration::from_millis(500),
         fair: 20,
         fair_backlog: 10_000,
+        large_total: 2_000_000,
         pinned_time: Duration::from_secs(4),
     };
 
@@ -324,6 +337,7 @@ impl Sizes {
             llm_time: self.llm_time / 10,
             fair: self.fair / 10,
             fair_backlog: self.fair_backlog,
+            large_total: self.large_total / 10,
             pinned_time: self.pinned_time,
         }
     }

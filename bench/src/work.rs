@@ -65,7 +65,7 @@ async fn call(scratch: &Scratch, jobs: u32) -> Result<Vec<Instant>> {
 }
 
 /// Runs a worker until so many jobs are done and recorded. Answers with the seconds from its start to the last record.
-async fn until_done(worker: Builder, jobs: u32) -> Result<f64> {
+pub(crate) async fn until_done(worker: Builder, jobs: u32) -> Result<f64> {
     let done = Arc::new(Countdown { left: AtomicU32::new(jobs), ended: OnceLock::new(), over: Notify::new() });
     let watched = worker.on_event({
         let done = done.clone();

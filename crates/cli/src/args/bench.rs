@@ -27,6 +27,7 @@ use posthouse_bench::options::Scenario;
   in-flight-10k       the same with 10,000 jobs
   llm                 calls of a model, all at once in one worker process, by the simulated provider
   fair                how long one tenant waits while another has a long line
+  large-payload       payloads of 0.2 to 200 KB: rates, and WAL a job
 
 LONG SCENARIOS, only if they are named, or with --all:
   pinned-snapshot     a steady load for 10 minutes, three times, while somebody else holds a snapshot; needs half an hour

@@ -94,6 +94,23 @@ fn a_tenant_waits_alone_and_beside_a_backlog() {
 }
 
 #[test]
+fn payloads_of_every_size_are_counted_in_jobs_and_bytes() {
+    let report = Report::of("bench-large", "large-payload");
+    for (size, bytes) in [("0.2 KB", 200.0), ("1 KB", 1e3), ("20 KB", 2e4), ("200 KB", 2e5)] {
+        for what in ["enqueued", "done"] {
+            let median = |more: &str| report.median("large-payload", &format!("{size}: {what}{more}"));
+            assert!(median("") > 0.0, "{size}, {what}");
+            let megabytes = median("") * bytes / 1e6;
+            assert!((median(", payload") / megabytes - 1.0).abs() < 1e-9, "{size}, {what}");
+        }
+        // What comes in is written at least once, if shorter; what is done costs a row or two, and not its payload again.
+        let enqueued = report.median("large-payload", &format!("{size}: enqueued, WAL a job"));
+        assert!((bytes / 10.0..bytes + 10_000.0).contains(&enqueued), "{size}: {enqueued}");
+        assert!(report.median("large-payload", &format!("{size}: done, WAL a job")) > 100.0, "{size}");
+    }
+}
+
+#[test]
 fn no_worker_outlives_a_killed_benchmark() {
     let temporary = Folder::new("bench-killed");
     let mut bench = posthouse();
