@@ -142,7 +142,7 @@ impl Figure {
 }
 
 /// Three digits or more, thousands apart.
-fn number(value: f64) -> String {
+pub(crate) fn number(value: f64) -> String {
     match value.abs() {
         small if small < 10.0 && value.fract() != 0.0 => format!("{value:.2}"),
         small if small < 100.0 && value.fract() != 0.0 => format!("{value:.1}"),

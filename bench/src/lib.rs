@@ -5,9 +5,12 @@
 //! other figure is also told as a ratio to the floor of the same round, which compares across machines.
 //!
 //! The modules, in reading order: [`options`] (what to measure, and how much of it), `ground` (the server, and a fresh
-//! database a scenario), `jobs`, `floor`, `enqueue`, `work`, `pinned` with `steady`, `pin` and `statements` (the scenarios),
+//! database a scenario), `jobs`, `floor`, `enqueue`, `work`, `backlog` with `claims`, `pinned` with `steady`, `pin` and `statements`
+//! (the scenarios),
 //! `figure` (medians and ratios), `machine`, and [`report`] with [`plot`] (what comes out).
 
+mod backlog;
+mod claims;
 mod crew;
 mod enqueue;
 pub mod error;
@@ -29,6 +32,7 @@ mod processes;
 pub mod report;
 mod statements;
 mod steady;
+mod tables;
 mod work;
 
 use std::time::{Instant, SystemTime};
@@ -116,6 +120,8 @@ async fn one(scenario: Scenario, ground: &Ground, sizes: &Sizes) -> Result<Vec<S
         Scenario::Llm => llm::measure(&scratch, sizes).await,
         Scenario::Fair => fair::measure(&scratch, sizes).await,
         Scenario::LargePayload => large::measure(&scratch, sizes).await,
+        Scenario::Tenants => backlog::tenants(&scratch, sizes).await,
+        Scenario::Backlog => backlog::depths(&scratch, sizes).await,
         Scenario::PinnedSnapshot => pinned::measure(ground, sizes).await,
     }?;
     ground.drop_database(&scratch.name).await?;

@@ -34,13 +34,17 @@ pub enum Scenario {
     Fair,
     /// Payloads from small to large.
     LargePayload,
+    /// Claims from many tenants of which few have work.
+    Tenants,
+    /// Claims from ever larger backlogs.
+    Backlog,
     /// A steady load for minutes, while somebody else holds a snapshot.
     PinnedSnapshot,
 }
 
 impl Scenario {
     /// All of them, in the order in which they are measured.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 16] = [
         Self::Floor,
         Self::EnqueueSingle,
         Self::EnqueueConcurrent,
@@ -54,6 +58,8 @@ impl Scenario {
         Self::Llm,
         Self::Fair,
         Self::LargePayload,
+        Self::Tenants,
+        Self::Backlog,
         Self::PinnedSnapshot,
     ];
 
@@ -74,6 +80,8 @@ impl Scenario {
             Self::Llm => "llm",
             Self::Fair => "fair",
             Self::LargePayload => "large-payload",
+            Self::Tenants => "tenants",
+            Self::Backlog => "backlog",
             Self::PinnedSnapshot => "pinned-snapshot",
         }
     }
@@ -81,7 +89,12 @@ impl Scenario {
     /// Whether it takes many minutes, and is left out unless it is asked for.
     #[must_use]
     pub fn is_long(self) -> bool {
-        matches!(self, Self::PinnedSnapshot)
+        matches!(self, Self::Backlog | Self::PinnedSnapshot)
+    }
+
+    /// Whether it begins with a part that does not count, and needs no round of warm-up.
+    fn warms_up_itself(self) -> bool {
+        self.is_long() || self == Self::Tenants
     }
 
     /// Whether some of its figures tell how they went over time, for a chart.
@@ -139,20 +152,48 @@ impl Scenario {
                 FAIR_WORK.as_millis(),
                 sizes.fair_backlog
             ),
+            Self::Tenants => sizes.tenants_meaning(),
+            Self::Backlog => sizes.backlog_meaning(),
             Self::LargePayload => format!(
                 "payloads of 0.2, 1, 20 and 200 KB of words, up to {} MB of each, enqueued in bulk and worked off by one worker \
                  with {SLOTS} slots; WAL is all that the server wrote meanwhile",
                 sizes.large_total / 1_000_000
             ),
-            Self::PinnedSnapshot => format!(
-                "{} jobs a second in calls of {}, every tenth with a dedupe key, and one worker, for {} s each: with 1 tenant \
-                 and with 1,000 while one snapshot is held all the time, and with 1,000 while it moves; the first minute \
-                 against the last one",
-                STEADY_CALLS * STEADY_JOBS,
-                STEADY_JOBS,
-                sizes.pinned_time.as_secs_f64()
-            ),
+            Self::PinnedSnapshot => sizes.pinned_meaning(),
         }
+    }
+}
+
+/// What the scenarios do that look for growth.
+impl Sizes {
+    fn tenants_meaning(&self) -> String {
+        format!(
+            "{} claims of {BATCH} jobs and their settles from {} tenants of which {} have {BATCH} jobs each, in turn with \
+             claims from one tenant that has as many; for each job taken another one comes in",
+            self.claims_timed,
+            self.tenants,
+            self.tenants / 10
+        )
+    }
+
+    fn backlog_meaning(&self) -> String {
+        format!(
+            "{} claims of {BATCH} jobs and their settles with {} jobs waiting, in one queue that is filled up in between; \
+             for each job taken another one comes in",
+            self.claims_timed,
+            self.depths.map(|depth| depth.to_string()).join(", ")
+        )
+    }
+
+    fn pinned_meaning(&self) -> String {
+        format!(
+            "{} jobs a second in calls of {}, every tenth with a dedupe key, and one worker, for {} s each: with 1 tenant \
+             and with 1,000 while one snapshot is held all the time, and with 1,000 while it moves; the first minute \
+             against the last one",
+            STEADY_CALLS * STEADY_JOBS,
+            STEADY_JOBS,
+            self.pinned_time.as_secs_f64()
+        )
     }
 }
 
@@ -202,12 +243,10 @@ impl Options {
         Scenario::ALL.into_iter().filter(chosen).collect()
     }
 
-    /// The rounds in which a scenario is measured; 0 is the warm-up. A long one has time to warm up by itself.
+    /// The rounds in which a scenario is measured; 0 is the warm-up.
     pub(crate) fn rounds(&self, scenario: Scenario) -> RangeInclusive<u32> {
-        match scenario.is_long() {
-            true => 1..=self.repeats.unwrap_or(1),
-            false => 0..=self.repeats.unwrap_or(3),
-        }
+        let last = self.repeats.unwrap_or(if scenario.is_long() { 1 } else { 3 });
+        u32::from(scenario.warms_up_itself())..=last
     }
 
     pub(crate) fn sizes(&self) -> Sizes {
@@ -235,6 +274,8 @@ pub(crate) const FAIR_SLOTS: u32 = 20;
 /// Time between two enqueues where latency is measured: the worker is idle again.
 pub(crate) const PACE: Duration = Duration::from_millis(20);
 
+/// Jobs of a claim where claims are timed.
+pub(crate) const BATCH: u32 = 100;
 /// Calls a second of a steady load.
 pub(crate) const STEADY_CALLS: u32 = 50;
 /// Jobs of each of them.
@@ -268,6 +309,12 @@ pub(crate) struct Sizes {
     pub(crate) fair_backlog: u32,
     /// Bytes of payloads of each size; small ones are fewer.
     pub(crate) large_total: u32,
+    /// Claims whose time counts.
+    pub(crate) claims_timed: u32,
+    /// A tenth of them has work.
+    pub(crate) tenants: u32,
+    /// Jobs that wait while claims are timed, from few to many.
+    pub(crate) depths: [u32; 4],
     /// Of each of the runs with a snapshot.
     pub(crate) pinned_time: Duration,
 }
@@ -292,6 +339,9 @@ impl Sizes {
         fair: 200,
         fair_backlog: 100_000,
         large_total: 80_000_000,
+        claims_timed: 300,
+        tenants: 10_000,
+        depths: [10_000, 100_000, 1_000_000, 10_000_000],
         pinned_time: Duration::from_secs(600),
     };
 
@@ -314,6 +364,9 @@ impl Sizes {
         fair: 20,
         fair_backlog: 10_000,
         large_total: 2_000_000,
+        claims_timed: 30,
+        tenants: 100,
+        depths: [1_000, 2_000, 4_000, 8_000],
         pinned_time: Duration::from_secs(4),
     };
 
@@ -338,7 +391,7 @@ impl Sizes {
             fair: self.fair / 10,
             fair_backlog: self.fair_backlog,
             large_total: self.large_total / 10,
-            pinned_time: self.pinned_time,
+            ..self
         }
     }
 }

@@ -9,7 +9,6 @@ use posthouse::store::Database;
 use posthouse::worker::{Builder, Event};
 use posthouse::{Context, Worker};
 use tokio::sync::Notify;
-use tokio_postgres::Client;
 
 use crate::error::{Error, Result};
 use crate::figure::{Sample, percentiles};
@@ -20,6 +19,7 @@ use crate::options::Sizes;
 use crate::pin::Pin;
 use crate::statements::{Statements, Totals};
 use crate::steady::{Waits, enqueue};
+use crate::tables::{dead_rows, size_mib, vacuum};
 
 /// What is compared is a minute, unless the run is too short.
 const WINDOW: Duration = Duration::from_secs(60);
@@ -183,35 +183,4 @@ fn over_time(run: &Run, waits: &Waits, looks: &Looks) -> Result<Vec<Sample>> {
     }
     samples.extend(looks.cpu_percent.map(|percent| run.sample("processors in use", "%", percent)));
     Ok(samples)
-}
-
-async fn dead_rows(client: &Client) -> Result<f64> {
-    // Other sessions tell their counts within a second; this waits until they stand still.
-    let count = "select coalesce(sum(n_dead_tup), 0)::float8 from pg_stat_user_tables where schemaname = 'posthouse'";
-    let mut dead: f64 = client.query_one(count, &[]).await?.get(0);
-    loop {
-        tokio::time::sleep(Duration::from_millis(1_200)).await;
-        let now = client.query_one(count, &[]).await?.get(0);
-        if now == dead {
-            return Ok(dead);
-        }
-        dead = now;
-    }
-}
-
-async fn size_mib(client: &Client) -> Result<f64> {
-    let size = "select pg_database_size(current_database()) / 1048576.0::float8";
-    Ok(client.query_one(size, &[]).await?.get(0))
-}
-
-/// Vacuums each table. Answers with the seconds.
-async fn vacuum(client: &Client) -> Result<f64> {
-    let tables = "select format('vacuum %I.%I', n.nspname, c.relname) from pg_class c \
-                  join pg_namespace n on n.oid = c.relnamespace where n.nspname = 'posthouse' and c.relkind = 'r'";
-    let tables = client.query(tables, &[]).await?;
-    let start = Instant::now();
-    for table in &tables {
-        client.batch_execute(table.get(0)).await?;
-    }
-    Ok(start.elapsed().as_secs_f64())
 }

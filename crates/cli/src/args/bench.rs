@@ -28,8 +28,10 @@ use posthouse_bench::options::Scenario;
   llm                 calls of a model, all at once in one worker process, by the simulated provider
   fair                how long one tenant waits while another has a long line
   large-payload       payloads of 0.2 to 200 KB: rates, and WAL a job
+  tenants             claims from 10,000 tenants of which 1,000 have work
 
 LONG SCENARIOS, only if they are named, or with --all:
+  backlog             claims from 10,000 to 10 million waiting jobs; needs some minutes and 10 GB
   pinned-snapshot     a steady load for 10 minutes, three times, while somebody else holds a snapshot; needs half an hour
 
 EXAMPLES:

@@ -1,0 +1,159 @@
+//! Whether claims depend on what they do not touch: jobs that wait behind, and tenants without work.
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use posthouse::store::Database;
+use posthouse::{Context, NewJob, Posthouse, Worker};
+use tokio::task::JoinSet;
+use tokio_postgres::Client;
+
+use crate::claims::{Claims, with_housekeeping};
+use crate::error::{Error, Result};
+use crate::figure::{Sample, number, percentiles};
+use crate::ground::{Scratch, connect};
+use crate::jobs::Noop;
+use crate::options::{BATCH, Sizes};
+use crate::tables::vacuum;
+
+/// Connections that fill the queue.
+const FILLERS: u32 = 2;
+/// Jobs of a call.
+const CALL: u32 = 10_000;
+/// Of all claims, this part before them does not count.
+const WARM_UP: u32 = 10;
+/// Tenants without work are at rest by then.
+const REST: Duration = Duration::from_secs(120);
+
+/// The queues of [`tenants`].
+const MANY: &str = "many";
+const ONE: &str = "one";
+
+/// Claims from ever larger backlogs in one database.
+pub(crate) async fn depths(scratch: &Scratch, sizes: &Sizes) -> Result<Vec<Sample>> {
+    let client = connect(&scratch.url).await?;
+    let (mut samples, mut p99) = (Vec::new(), Vec::new());
+    let (mut there, mut filled) = (0, 0.0);
+    for depth in sizes.depths {
+        let start = Instant::now();
+        fill(scratch, there..depth, |job, _| job).await?;
+        filled = f64::from(depth - there) / start.elapsed().as_secs_f64();
+        there = depth;
+        settle_down(&client).await?;
+        let mut claims = Claims::begin(scratch, "default").await?;
+        with_housekeeping(scratch, async {
+            claims.turns(sizes.claims_timed / WARM_UP).await?;
+            claims.turns(sizes.claims_timed).await
+        })
+        .await?;
+        let [p50, _, claim] = of(&claims.claims);
+        let [_, _, settle] = of(&claims.settles);
+        let depth = number(depth.into());
+        samples.push(Sample::new(format!("claim p50 at {depth} jobs"), "ms", p50));
+        samples.push(Sample::new(format!("claim p99 at {depth} jobs"), "ms", claim));
+        p99.push((claim, settle));
+    }
+    if let [(claim, settle), .., (last_claim, last_settle)] = p99[..] {
+        samples.push(Sample::new("claim p99, largest to smallest", "", last_claim / claim));
+        samples.push(Sample::new("settle p99, largest to smallest", "", last_settle / settle));
+    }
+    samples.push(Sample::new("filled", "1/s", filled));
+    Ok(samples)
+}
+
+/// Claims from many tenants of which a tenth has work, and in turn with them from one that has as much by itself.
+pub(crate) async fn tenants(scratch: &Scratch, sizes: &Sizes) -> Result<Vec<Sample>> {
+    let client = connect(&scratch.url).await?;
+    let (tenants, busy) = (sizes.tenants, sizes.tenants / 10);
+    fill(scratch, 0..tenants, |job, n| job.queue(MANY).tenant(format!("tenant-{n}"))).await?;
+    let worker = Worker::builder(Database::new(&scratch.url)?).queue(MANY).handle(|_: Noop, _: Context| async {});
+    worker.until_empty(true).run_until(std::future::pending()).await?;
+    fill(scratch, 0..busy * BATCH, move |job, n| job.queue(MANY).tenant(format!("tenant-{}", n % busy * 10))).await?;
+    fill(scratch, 0..busy * BATCH, |job, _| job.queue(ONE)).await?;
+    settle_down(&client).await?;
+    let (mut many, mut one) = (Claims::begin(scratch, MANY).await?, Claims::begin(scratch, ONE).await?);
+    with_housekeeping(scratch, async {
+        let mut samples = Vec::new();
+        in_turn(&mut many, &mut one, sizes.claims_timed / WARM_UP).await?;
+        in_turn(&mut many, &mut one, sizes.claims_timed).await?;
+        samples.extend(compared(&many, &one, "others just ran empty"));
+        let deadline = Instant::now() + REST;
+        while awake(&client).await? > i64::from(busy) {
+            if Instant::now() > deadline {
+                return Err(Error::Stuck("tenants: those without work do not come to rest".to_owned()));
+            }
+            in_turn(&mut many, &mut one, 1).await?;
+        }
+        in_turn(&mut many, &mut one, sizes.claims_timed).await?;
+        samples.extend(compared(&many, &one, "others at rest"));
+        Ok(samples)
+    })
+    .await
+}
+
+async fn in_turn(many: &mut Claims, one: &mut Claims, turns: u32) -> Result<()> {
+    many.forget();
+    one.forget();
+    for _ in 0..turns {
+        many.turn().await?;
+        one.turn().await?;
+    }
+    Ok(())
+}
+
+fn compared(many: &Claims, one: &Claims, when: &str) -> Vec<Sample> {
+    let ([many_p50, _, many], [one_p50, _, one]) = (of(&many.claims), of(&one.claims));
+    vec![
+        Sample::new(format!("{when}: claim p50"), "ms", many_p50),
+        Sample::new(format!("{when}: claim p50 of one tenant"), "ms", one_p50),
+        Sample::new(format!("{when}: claim p99"), "ms", many),
+        Sample::new(format!("{when}: claim p99 of one tenant"), "ms", one),
+        Sample::new(format!("{when}: claim p99, many tenants to one"), "", many / one),
+    ]
+}
+
+/// Tenants of the queue that claims look at.
+async fn awake(client: &Client) -> Result<i64> {
+    let count = "select count(*) from posthouse.lane where queue = $1 and ready_at < 'infinity'";
+    Ok(client.query_one(count, &[&MANY]).await?.get(0))
+}
+
+/// Enqueues jobs with these numbers.
+async fn fill(
+    scratch: &Scratch,
+    jobs: Range<u32>,
+    shape: impl Fn(NewJob, u32) -> NewJob + Copy + Send + 'static,
+) -> Result<()> {
+    let mut tasks = JoinSet::new();
+    for filler in 0..FILLERS {
+        let (queue, jobs) = (Posthouse::connect(&scratch.url).await?, jobs.clone());
+        tasks.spawn(async move {
+            let calls = jobs.clone().step_by(CALL as usize).skip(filler as usize).step_by(FILLERS as usize);
+            for first in calls {
+                let call = first..jobs.end.min(first.saturating_add(CALL));
+                let new =
+                    call.map(|n| Ok(shape(NewJob::of(&Noop { n })?, n))).collect::<posthouse::Result<Vec<_>>>()?;
+                queue.enqueue_many(&new).await?;
+            }
+            Ok::<_, posthouse::Error>(())
+        });
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended.map_err(|error| Error::Stuck(format!("filling the queue: {error}")))??;
+    }
+    Ok(())
+}
+
+/// What the filling left to be done is done now, and not by autovacuum and the checkpointer beside the claims.
+async fn settle_down(client: &Client) -> Result<()> {
+    vacuum(client).await?;
+    // Not everybody may.
+    let _ = client.batch_execute("checkpoint").await;
+    Ok(())
+}
+
+/// The times that so many of 100 did not exceed: 50, 95, 99.
+fn of(milliseconds: &[f64]) -> [f64; 3] {
+    let samples = percentiles(["p50", "p95", "p99"], milliseconds);
+    [0, 1, 2].map(|n| samples[n].value)
+}
