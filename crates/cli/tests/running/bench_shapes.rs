@@ -3,7 +3,8 @@
 
 use std::process::Command;
 
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 
 use crate::processes::{Folder, Running, eventually, runs};
@@ -113,18 +114,43 @@ fn payloads_of_every_size_are_counted_in_jobs_and_bytes() {
 #[test]
 fn no_worker_outlives_a_killed_benchmark() {
     let temporary = Folder::new("bench-killed");
+    let (mut bench, parts) = with_a_worker(&temporary);
+    bench.signal(Signal::SIGKILL);
+    bench.ended();
+    eventually("the worker ends", || !parts.iter().any(|pid| runs(*pid)));
+    temporary.is_left_empty();
+}
+
+#[test]
+fn a_benchmark_whose_worker_is_killed_comes_to_nothing() {
+    let temporary = Folder::new("bench-worker-killed");
+    let (mut bench, parts) = with_a_worker(&temporary);
+    for part in parts {
+        kill(Pid::from_raw(part), Signal::SIGKILL).ok();
+    }
+    assert_eq!(bench.ended().code(), Some(1));
+    temporary.is_left_empty();
+}
+
+#[test]
+fn a_part_that_is_told_nonsense_says_so() {
+    let part = |input: &str| answer(posthouse().arg("bench-part"), Some(input.as_bytes()));
+    part("{\"Sing\":1}\n").failed(1, &["bench-part: its input", "Sing", "posthouse bench"]);
+    // Whom it was to work for is gone before it said anything.
+    part("").fine();
+}
+
+/// A benchmark whose first worker, a process of its own, has been started.
+fn with_a_worker(temporary: &Folder) -> (Running, Vec<i32>) {
     let mut bench = posthouse();
     bench.args(["bench", "--only", "in-flight"]).env("TMPDIR", temporary.path());
-    let mut bench = Running::start(&mut bench);
+    let bench = Running::start(&mut bench);
     let mut parts = Vec::new();
     eventually("a worker is started", || {
         parts = parts_of(bench.pid());
         !parts.is_empty()
     });
-    bench.signal(Signal::SIGKILL);
-    bench.ended();
-    eventually("the worker ends", || !parts.iter().any(|pid| runs(*pid)));
-    temporary.is_left_empty();
+    (bench, parts)
 }
 
 /// The processes that a benchmark has started as parts of itself.
