@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod bench;
+mod bench_over_time;
 mod bench_shapes;
 mod demo;
 mod dev;
