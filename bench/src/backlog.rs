@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::figure::{Sample, number, percentiles};
 use crate::ground::{Scratch, connect};
 use crate::jobs::Noop;
-use crate::options::{BATCH, Sizes};
+use crate::sizes::{BATCH, Sizes};
 use crate::tables::vacuum;
 
 /// Connections that fill the queue.

@@ -12,7 +12,7 @@ use uuid::Uuid;
 use crate::error::{Error, Result};
 use crate::ground::Scratch;
 use crate::jobs::Noop;
-use crate::options::BATCH;
+use crate::sizes::BATCH;
 
 /// Claims between two heartbeats.
 const BEAT: i64 = 50;

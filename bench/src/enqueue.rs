@@ -10,7 +10,8 @@ use crate::figure::Sample;
 use crate::floor::{COMMITS_1, COMMITS_16, COPY, COPY_TABLES};
 use crate::ground::Scratch;
 use crate::jobs::{Noop, fill};
-use crate::options::{Scenario, Sizes, TASKS};
+use crate::options::Scenario;
+use crate::sizes::{Sizes, TASKS};
 
 const NAME: &str = "enqueued";
 

@@ -12,7 +12,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use crate::error::{Error, Result};
 use crate::figure::{Sample, percentiles};
 use crate::ground::Scratch;
-use crate::options::{FAIR_PACE, FAIR_SLOTS, FAIR_WORK, Sizes};
+use crate::sizes::{FAIR_PACE, FAIR_SLOTS, FAIR_WORK, Sizes};
 
 const MANY: &str = "many";
 const FEW: &str = "few";

@@ -13,7 +13,7 @@ use tokio_postgres::{AsyncMessage, Client, NoTls};
 use crate::error::{Error, Result};
 use crate::figure::{Sample, percentiles};
 use crate::ground::{Scratch, connect};
-use crate::options::Sizes;
+use crate::sizes::Sizes;
 
 /// Names of figures that others are compared with.
 pub(crate) const COMMITS_1: &str = "commits, 1 client";

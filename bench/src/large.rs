@@ -10,7 +10,7 @@ use tokio_postgres::Client;
 use crate::error::Result;
 use crate::figure::Sample;
 use crate::ground::{Scratch, connect};
-use crate::options::{SLOTS, Sizes};
+use crate::sizes::{SLOTS, Sizes};
 use crate::work::until_done;
 
 /// Bytes of a payload, and how they are called.

@@ -4,10 +4,10 @@
 //! else the machine does meets all of them alike. One scenario is the *floor*: raw statements without any queue. Every
 //! other figure is also told as a ratio to the floor of the same round, which compares across machines.
 //!
-//! The modules, in reading order: [`options`] (what to measure, and how much of it), `ground` (the server, and a fresh
-//! database a scenario), `jobs`, `floor`, `enqueue`, `work`, `backlog` with `claims`, `pinned` with `steady`, `pin` and `statements`
-//! (the scenarios),
-//! `figure` (medians and ratios), `machine`, and [`report`] with [`plot`] (what comes out).
+//! The modules, in reading order: [`options`] and `sizes` (what to measure, and how much of it), `ground` (the server, and a
+//! fresh database a scenario), `jobs`; the scenarios: `floor`, `enqueue`, `work`, `fair`, `large`; those with processes of their own,
+//! by `crew` and [`part`]: `processes`, `in_flight`, `llm`; those over time: `backlog` with `claims` and `tables`, `pinned` with
+//! `steady`, `pin` and `statements`; then `figure` (medians and ratios), `machine`, and [`report`] with [`plot`] (what comes out).
 
 mod backlog;
 mod claims;
@@ -30,6 +30,7 @@ mod pinned;
 pub mod plot;
 mod processes;
 pub mod report;
+mod sizes;
 mod statements;
 mod steady;
 mod tables;
@@ -41,8 +42,9 @@ use error::Result;
 use figure::Sample;
 use ground::Ground;
 use machine::Machine;
-use options::{Options, Scenario, Sizes};
+use options::{Options, Scenario};
 use report::Report;
+use sizes::Sizes;
 
 /// Measures, and answers with the report; `None` if `interrupted` was ready first. Whatever happens, the databases that
 /// it made are dropped and its server is stopped. `tell` is given a line before each measurement.

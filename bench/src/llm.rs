@@ -10,8 +10,8 @@ use crate::crew::Crew;
 use crate::error::{Error, Result};
 use crate::figure::Sample;
 use crate::ground::Scratch;
-use crate::options::Sizes;
 use crate::part::{Jobs, Task, Work};
+use crate::sizes::Sizes;
 
 pub(crate) async fn measure(scratch: &Scratch, sizes: &Sizes) -> Result<Vec<Sample>> {
     let (calls, time) = (sizes.llm, sizes.llm_time);

@@ -6,8 +6,9 @@ use crate::figure::Sample;
 use crate::floor::CLAIM_SETTLE;
 use crate::ground::Scratch;
 use crate::jobs::fill;
-use crate::options::{PROCESSES, SLOTS, Scenario, Sizes, WAIT, WAIT_SLOTS};
+use crate::options::Scenario;
 use crate::part::{Jobs, Work};
+use crate::sizes::{PROCESSES, SLOTS, Sizes, WAIT, WAIT_SLOTS};
 
 /// Worker processes of the runs of `scaling`, each compared with the first.
 const WORKERS: [u32; 4] = [1, 2, 4, 10];

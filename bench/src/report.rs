@@ -9,7 +9,8 @@ use serde::Serialize;
 use crate::figure::{Compared, Sample};
 pub use crate::figure::{Course, Figure, Ratio};
 pub use crate::machine::Machine;
-use crate::options::{Scenario, Sizes};
+use crate::options::Scenario;
+use crate::sizes::Sizes;
 
 /// The samples of one round, by scenario.
 pub(crate) type Round = Vec<(Scenario, Vec<Sample>)>;

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::figure::Course;
 use crate::ground::Scratch;
 use crate::jobs::Noop;
-use crate::options::{STEADY_CALLS, STEADY_JOBS};
+use crate::sizes::{STEADY_CALLS, STEADY_JOBS};
 
 /// One job of so many carries a dedupe key.
 const KEYED: u32 = 10;

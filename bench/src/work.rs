@@ -15,7 +15,7 @@ use crate::figure::{Sample, percentiles};
 use crate::floor::{CLAIM_SETTLE, NOTIFY_P50, NOTIFY_P95, NOTIFY_P99};
 use crate::ground::Scratch;
 use crate::jobs::{Noop, fill};
-use crate::options::{PACE, SLOTS, Sizes};
+use crate::sizes::{PACE, SLOTS, Sizes};
 
 /// Enqueues before those whose latency counts: they make connections, and show that the worker listens.
 const FIRST: u32 = 10;
