@@ -36,7 +36,7 @@ LONG SCENARIOS, only if they are named, or with --all:
 
 EXAMPLES:
   posthouse bench                                   all that is not long; takes some minutes
-  posthouse bench --quick                           does it work here? Some seconds
+  posthouse bench --quick                           does it work here? A minute or two
   posthouse bench --only floor,drain --repeats 5
   posthouse bench --markdown report.md
   posthouse bench --only pinned-snapshot --minutes 2 --plot course.svg
