@@ -1,5 +1,6 @@
 //! Starting parts of the benchmark as processes, and hearing what they say. `part` is the other side.
 
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -123,8 +124,14 @@ fn lost(error: std::io::Error) -> Error {
     Error::Stuck(format!("a process of the benchmark: {error}"))
 }
 
+/// This very program. Its path may lead to another one by now, built while the benchmark runs; on Linux there is a name that does
+/// not.
+fn program() -> std::io::Result<PathBuf> {
+    if cfg!(target_os = "linux") { Ok("/proc/self/exe".into()) } else { std::env::current_exe() }
+}
+
 async fn spawn(task: &Task) -> std::io::Result<((Child, ChildStdin), ChildStdout)> {
-    let mut command = Command::new(std::env::current_exe()?);
+    let mut command = Command::new(program()?);
     command.arg(ARGUMENT).stdin(Stdio::piped()).stdout(Stdio::piped());
     // Ctrl-C is for the benchmark; its parts end when it says so.
     let mut child = command.process_group(0).kill_on_drop(true).spawn()?;
