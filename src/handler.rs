@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::pin::Pin;
 
+use futures_util::FutureExt;
 use serde_json::value::RawValue;
 
 use crate::context::Context;
@@ -37,8 +38,7 @@ impl Handler {
             let job: J = serde_json::from_str(payload.get()).map_err(|error| {
                 JobError::new("payload", format!("the payload does not fit kind `{}`: {error}", J::KIND))
             })?;
-            let work = handler(job, context);
-            Ok(Box::pin(async move { work.await.into_outcome() }))
+            Ok(running(handler(job, context)))
         };
         Self { start: Box::new(start), backoff: J::backoff() }
     }
@@ -50,8 +50,7 @@ impl Handler {
         Fut: Future<Output: IntoOutcome> + Send + 'static,
     {
         let start = move |payload: Box<RawValue>, context: Context| -> Result<Running, JobError> {
-            let work = handler(payload, context);
-            Ok(Box::pin(async move { work.await.into_outcome() }))
+            Ok(running(handler(payload, context)))
         };
         Self { start: Box::new(start), backoff: Backoff::default() }
     }
@@ -63,6 +62,11 @@ impl Handler {
     pub(crate) fn backoff(&self) -> Backoff {
         self.backoff
     }
+}
+
+/// `map` and not an `async` block: that would hold the handler's future twice, once before its first step and once after.
+fn running(work: impl Future<Output: IntoOutcome> + Send + 'static) -> Running {
+    Box::pin(work.map(IntoOutcome::into_outcome))
 }
 
 impl fmt::Debug for Handler {
@@ -105,5 +109,24 @@ impl Handlers {
         let mut kinds: Vec<String> = self.by_kind.keys().cloned().collect();
         kinds.sort_unstable();
         kinds
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    /// As many as run at once are in memory.
+    #[test]
+    fn a_handler_at_work_is_in_memory_once() {
+        let work = async {
+            let held = [1_u8; 1_000];
+            std::future::pending::<()>().await;
+            assert_eq!(held[0], 1);
+        };
+        let alone = size_of_val(&work);
+        let running = running(work);
+        assert!(size_of_val(&*running) < alone + 100, "{} against {alone}", size_of_val(&*running));
     }
 }
