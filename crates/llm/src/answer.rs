@@ -22,19 +22,20 @@ pub struct Usage {
 impl Usage {
     /// Takes what a `usage` object says, in the names of chat completions or of responses; later statements win.
     pub(crate) fn take(&mut self, usage: &Value) {
-        let count = |names: &[&str]| names.iter().find_map(|name| usage.pointer(name).and_then(tokens));
-        let fields: [(&mut Option<u64>, &[&str]); 4] = [
-            (&mut self.input_tokens, &["/prompt_tokens", "/input_tokens"]),
-            (&mut self.output_tokens, &["/completion_tokens", "/output_tokens"]),
-            (&mut self.cached_tokens, &["/prompt_tokens_details/cached_tokens", "/input_tokens_details/cached_tokens"]),
-            (
-                &mut self.reasoning_tokens,
-                &["/completion_tokens_details/reasoning_tokens", "/output_tokens_details/reasoning_tokens"],
-            ),
-        ];
-        for (field, names) in fields {
-            *field = count(names).or(*field);
+        // Most chunks of a stream have none, or null.
+        if !usage.is_object() {
+            return;
         }
+        let count = |names: [&str; 2]| names.iter().find_map(|name| usage.get(name).and_then(tokens));
+        let detail =
+            |names: [&str; 2], detail| names.iter().find_map(|name| usage.get(name)?.get(detail).and_then(tokens));
+        let (input, output) = (["prompt_tokens", "input_tokens"], ["completion_tokens", "output_tokens"]);
+        let input_details = ["prompt_tokens_details", "input_tokens_details"];
+        let output_details = ["completion_tokens_details", "output_tokens_details"];
+        self.input_tokens = count(input).or(self.input_tokens);
+        self.output_tokens = count(output).or(self.output_tokens);
+        self.cached_tokens = detail(input_details, "cached_tokens").or(self.cached_tokens);
+        self.reasoning_tokens = detail(output_details, "reasoning_tokens").or(self.reasoning_tokens);
         match usage.get("cost") {
             Some(Value::Number(cost)) => self.take_cost(&cost.to_string()),
             Some(Value::String(cost)) => self.take_cost(cost),

@@ -58,13 +58,16 @@ impl Assembly {
     /// Takes one stream chunk, or one whole `chat.completion`. Says whether it carried content.
     pub(crate) fn take(&mut self, chunk: &Value) -> bool {
         let mut content = 0;
-        for (field, value) in [(&mut self.model, "/model"), (&mut self.id, "/id")] {
-            if let Some(text) = chunk.pointer(value).and_then(Value::as_str).filter(|text| !text.is_empty()) {
+        for (field, name) in [(&mut self.model, "model"), (&mut self.id, "id")] {
+            let text = chunk.get(name).and_then(Value::as_str).filter(|text| !text.is_empty());
+            // The same in every chunk, mostly.
+            if let Some(text) = text.filter(|text| field.as_deref() != Some(text)) {
                 *field = Some(text.to_owned());
             }
         }
         // Groq has it in a field of its own, Moonshot inside the choice.
-        for usage in ["/usage", "/x_groq/usage", "/choices/0/usage"].iter().filter_map(|place| chunk.pointer(place)) {
+        let places = [Some(chunk), chunk.get("x_groq"), chunk.get("choices").and_then(|choices| choices.get(0))];
+        for usage in places.into_iter().flatten().filter_map(|place| place.get("usage")) {
             self.usage.take(usage);
         }
         for choice in chunk.get("choices").and_then(Value::as_array).into_iter().flatten() {
@@ -80,7 +83,7 @@ impl Assembly {
             }
             // The completions API of old has the text beside the index.
             if let Some(text) = choice.get("text").and_then(Value::as_str) {
-                let taken = append(entry.texts.entry("content".to_owned()).or_default(), text);
+                let taken = append(&mut entry.texts, "content", text);
                 content += taken;
                 self.bytes += taken;
             }
@@ -157,11 +160,11 @@ impl Choice {
             match value {
                 Value::Null => {}
                 Value::String(text) if PIECES.contains(&name.as_str()) => {
-                    bytes += append(self.texts.entry(name.clone()).or_default(), text);
+                    bytes += append(&mut self.texts, name, text);
                 }
                 Value::Array(parts) if name == "content" => {
                     for text in parts.iter().filter_map(|part| part.get("text").and_then(Value::as_str)) {
-                        bytes += append(self.texts.entry(name.clone()).or_default(), text);
+                        bytes += append(&mut self.texts, name, text);
                     }
                 }
                 Value::Array(calls) if name == "tool_calls" => {
@@ -199,7 +202,10 @@ impl Choice {
                 put(&mut call.other, name, value, &mut self.around);
             }
         }
-        append(&mut call.name, text("/function/name")) + append(&mut call.arguments, text("/function/arguments"))
+        let (name, arguments) = (text("/function/name"), text("/function/arguments"));
+        call.name.push_str(name);
+        call.arguments.push_str(arguments);
+        name.len() + arguments.len()
     }
 
     /// The predecessor of tool calls: one call, in pieces.
@@ -265,8 +271,12 @@ fn weight(value: &Value) -> usize {
     size_of::<Value>() + inside
 }
 
-fn append(text: &mut String, piece: &str) -> usize {
-    text.push_str(piece);
+/// Appends to a text, which begins with its first piece.
+fn append(texts: &mut BTreeMap<String, String>, name: &str, piece: &str) -> usize {
+    match texts.get_mut(name) {
+        Some(text) => text.push_str(piece),
+        None => drop(texts.insert(name.to_owned(), piece.to_owned())),
+    }
     piece.len()
 }
 

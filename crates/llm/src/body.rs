@@ -45,7 +45,10 @@ impl Body {
 
     /// The object as text.
     pub(crate) fn text(&self) -> String {
-        let mut text = String::from("{");
+        // Exact but for names with escapes: the text is held for as long as a call lasts.
+        let bytes = self.0.iter().map(|(name, value)| name.len() + value.get().len() + "\"\":,".len()).sum::<usize>();
+        let mut text = String::with_capacity(bytes + "{}".len());
+        text.push('{');
         for (index, (name, value)) in self.0.iter().enumerate() {
             if index > 0 {
                 text.push(',');

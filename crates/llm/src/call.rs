@@ -71,8 +71,7 @@ type Outcome<T = ()> = Result<T, Box<CallError>>;
 
 impl Reading<'_> {
     async fn run(&mut self, transport: &Transport, body: String, pass: &Pass<'_>) -> Outcome {
-        let request = transport.request(body);
-        let response = match self.clock.limit(request.send()).await {
+        let response = match self.clock.limit(transport.send(body)).await {
             None => return Err(self.clock.timed_out()),
             Some(Err(error)) => return Err(connection_error(&error, transport.host())),
             Some(Ok(response)) => response,
@@ -81,7 +80,7 @@ impl Reading<'_> {
         self.request_id =
             header(response.headers(), "x-request-id").or_else(|| header(response.headers(), "request-id"));
         if !response.status().is_success() {
-            return Err(self.refusal(response).await);
+            return Err(Box::pin(self.refusal(response)).await);
         }
         pass.taken();
         if let Some(encoding) = encoding(response.headers()) {
@@ -92,10 +91,11 @@ impl Reading<'_> {
         }
         let kind = header(response.headers(), "content-type").unwrap_or_default().to_ascii_lowercase();
         let cost = header(response.headers(), "x-litellm-response-cost");
+        // Boxed, all three ways: most of the time a call waits for its status, and should hold no room for what follows.
         if kind.contains("event-stream") {
-            self.read_stream(response, Vec::new()).await?
+            Box::pin(self.read_stream(response, Vec::new())).await?
         } else {
-            self.read_undeclared(response, &kind).await?
+            Box::pin(self.read_undeclared(response, &kind)).await?
         }
         if let (None, Some(cost)) = (&self.assembly.usage.cost_usd, cost) {
             self.assembly.usage.take_cost(&cost);

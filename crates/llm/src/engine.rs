@@ -7,7 +7,7 @@ use crate::config::{Config, ConfigError, Endpoint, Kind, Timeouts, list};
 use crate::error::{CallError, ErrorClass};
 use crate::gate::{Gate, Pass, Reason, TurnedAway};
 use crate::judge::judge;
-use crate::prompt_kind::{CHAT, Prompt, PromptKind, SUMMARIZE};
+use crate::prompt_kind::{CHAT, Expected, Prompt, PromptKind, SUMMARIZE};
 use crate::redact::Redactor;
 use crate::secret::Secret;
 use crate::transport::{Environment, Transport, tls_config};
@@ -57,6 +57,17 @@ impl Default for Attempt {
     fn default() -> Self {
         Self { number: 1, deadline: None }
     }
+}
+
+/// A request that is ready to be sent, with leave to send it.
+#[derive(Debug)]
+pub(crate) struct Request<'a> {
+    kind: &'a PromptKind,
+    stop: &'a Stop,
+    pass: Pass<'a>,
+    body: String,
+    expected: Expected,
+    clock: Clock,
 }
 
 impl Engine {
@@ -122,13 +133,24 @@ impl Engine {
     /// # Errors
     /// `CallError`, whose class says what becomes of the job.
     pub async fn run(&self, kind: &str, payload: &str, attempt: Attempt) -> Result<Answer, Box<CallError>> {
+        self.ask(self.request(kind, payload, attempt)?).await
+    }
+
+    /// Everything up to the moment before the request is sent. The payload is of no more use afterwards.
+    pub(crate) fn request(&self, kind: &str, payload: &str, attempt: Attempt) -> Result<Request<'_>, Box<CallError>> {
         let (kind, prompt, model) = self.prepare(kind, payload)?;
         let (stop, pass) = model.choose(attempt.number)?;
-        let body = kind.request(&prompt, &stop.endpoint, stop.transport.dialect, model.max_output_tokens);
+        let (body, expected) = kind.request(prompt, &stop.endpoint, stop.transport.dialect, model.max_output_tokens);
         let clock = Clock::start(model.timeouts, attempt.deadline);
-        let received = call(&stop.transport, (body, prompt.choices), clock, &pass, &self.inner.redactor).await;
+        Ok(Request { kind, stop, pass, body, expected, clock })
+    }
+
+    /// Sends the request and makes an answer of what comes back.
+    pub(crate) async fn ask(&self, request: Request<'_>) -> Result<Answer, Box<CallError>> {
+        let Request { kind, stop, pass, body, expected, clock } = request;
+        let received = call(&stop.transport, (body, expected.choices), clock, &pass, &self.inner.redactor).await;
         let asked = (stop.endpoint.provider.as_str(), stop.endpoint.model.as_str());
-        let outcome = received.and_then(|received| judge(received, &prompt, kind, asked, &self.inner.redactor));
+        let outcome = received.and_then(|received| judge(received, expected, kind, asked, &self.inner.redactor));
         outcome.inspect(log_answer).map_err(|mut error| {
             error.endpoint = Some(asked.0.to_owned());
             error.model = Some(asked.1.to_owned());
@@ -261,4 +283,22 @@ fn models(
         );
     }
     Ok(models)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    /// Thousands of calls wait at the same time, most of them for the first byte of an answer.
+    #[test]
+    fn a_call_that_waits_is_small_and_holds_its_prompt_once() {
+        let config = Config::single("http://127.0.0.1:1/v1", "m", None).unwrap();
+        let engine = Engine::from_config(&config).unwrap();
+        let payload = format!(r#"{{"text":"{}"}}"#, "x".repeat(10_000));
+        let request = engine.request(SUMMARIZE, &payload, Attempt::default()).unwrap();
+        assert!((10_000..11_000).contains(&request.body.capacity()), "{}", request.body.capacity());
+        let call = engine.ask(request);
+        assert!(size_of_val(&call) < 1_500, "{}", size_of_val(&call));
+    }
 }

@@ -1,7 +1,7 @@
 //! The joint between queue and model: registers every kind on a worker and turns what a call decided into an outcome.
 
 use crate::answer::Answer;
-use crate::engine::{Attempt, Engine};
+use crate::engine::{Attempt, Engine, Request};
 use crate::error::{CallError, Verdict};
 use posthouse::worker::Builder;
 use posthouse::{Context, JobError, Outcome};
@@ -20,16 +20,32 @@ impl Engine {
             let engine = self.clone();
             worker.handle_kind(kind, move |payload, context| {
                 let engine = engine.clone();
-                async move { engine.handle(&payload, &context).await }
+                async move {
+                    let request = engine.request_for(&payload, &context);
+                    // The request holds all that is needed of it; a second copy for minutes would be a waste.
+                    drop(payload);
+                    engine.decide(request, &context).await
+                }
             })
         })
     }
 
     /// Runs one attempt of a job and decides what becomes of it. Its usage is noted, whatever the outcome.
     pub async fn handle(&self, payload: &RawValue, context: &Context) -> Outcome {
+        self.decide(self.request_for(payload, context), context).await
+    }
+
+    fn request_for(&self, payload: &RawValue, context: &Context) -> Result<Request<'_>, Box<CallError>> {
         let left = context.deadline().map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let deadline = left.map(|left| left.saturating_sub(DEADLINE_MARGIN));
-        let called = self.run(context.kind(), payload.get(), Attempt { number: context.attempt(), deadline }).await;
+        self.request(context.kind(), payload.get(), Attempt { number: context.attempt(), deadline })
+    }
+
+    async fn decide(&self, request: Result<Request<'_>, Box<CallError>>, context: &Context) -> Outcome {
+        let called = match request {
+            Ok(request) => self.ask(request).await,
+            Err(error) => Err(error),
+        };
         let usage = called.as_ref().map_or_else(|error| error.usage_json(), Answer::usage_json);
         if let Err(error) = context.usage(&usage) {
             tracing::warn!(job = context.job_id(), "the usage cannot be noted: {error}");

@@ -4,7 +4,7 @@ use crate::answer::Answer;
 use crate::call::{Received, millis};
 use crate::config::OnTruncated;
 use crate::error::{CallError, ErrorClass};
-use crate::prompt_kind::{Prompt, PromptKind};
+use crate::prompt_kind::{Expected, PromptKind};
 use crate::redact::Redactor;
 use crate::text::{SNIPPET_BYTES_MAX, capped, label, storable};
 use serde_json::value::RawValue;
@@ -15,7 +15,7 @@ const CUT: [&str; 5] = ["length", "max_tokens", "MAX_TOKENS", "max_output_tokens
 /// Makes the answer, or says why it is none. `endpoint` and `model` are who was asked.
 pub(crate) fn judge(
     mut received: Received,
-    prompt: &Prompt,
+    expected: Expected,
     kind: &PromptKind,
     (endpoint, model): (&str, &str),
     redactor: &Redactor,
@@ -23,7 +23,7 @@ pub(crate) fn judge(
     let assembly = &mut received.assembly;
     let finish_reason = assembly.finish_reason().map(|reason| label(reason, redactor));
     let truncated = finish_reason.as_deref().is_some_and(|reason| CUT.contains(&reason));
-    let checked = check(&received, prompt, kind, finish_reason.as_deref(), truncated);
+    let checked = check(&received, expected, kind, finish_reason.as_deref(), truncated);
     let clean = |text: &str| redactor.clean_known(text).replace('\0', "\u{FFFD}");
     let text = clean(received.assembly.text());
     match checked {
@@ -67,7 +67,7 @@ pub(crate) fn judge(
 /// The checks in their order: a filtered answer is not "too short", a cut one is not "bad JSON".
 fn check(
     received: &Received,
-    prompt: &Prompt,
+    expected: Expected,
     kind: &PromptKind,
     finish_reason: Option<&str>,
     truncated: bool,
@@ -88,7 +88,7 @@ fn check(
         _ => {}
     }
     let worthless = nothing_visible
-        || prompt.wants_json
+        || expected.wants_json
         || assembly.has_broken_tool_call()
         || kind.on_truncated == OnTruncated::Fail;
     if truncated && worthless {
@@ -106,7 +106,7 @@ fn check(
             "the arguments of a tool call are not JSON",
         ));
     }
-    if nothing_visible && !prompt.may_be_empty {
+    if nothing_visible && !expected.may_be_empty {
         return Err(match assembly.refusal() {
             Some(refusal) => CallError::terminal("refusal", format!("the model refused: {refusal}")),
             None => CallError::new(ErrorClass::Incomplete, "empty_answer", "the answer is empty"),

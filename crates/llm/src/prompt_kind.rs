@@ -56,6 +56,12 @@ pub(crate) struct Prompt {
     body: Body,
     /// The model the payload names (`llm.chat` only).
     pub(crate) model: Option<String>,
+    expected: Expected,
+}
+
+/// What is known beforehand about the answer to a prompt.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Expected {
     /// How many choices it asks for (`n` of `llm.chat`).
     pub(crate) choices: usize,
     /// The answer is read by a program: cut in the middle it is worthless.
@@ -145,7 +151,8 @@ impl PromptKind {
         if let Some(schema) = &self.schema {
             self.ask_for_json(&mut body, schema);
         }
-        Ok(Prompt { body, model: None, choices: 1, wants_json: self.schema.is_some(), may_be_empty: false })
+        let expected = Expected { choices: 1, wants_json: self.schema.is_some(), may_be_empty: false };
+        Ok(Prompt { body, model: None, expected })
     }
 
     fn ask_for_json(&self, body: &mut Body, schema: &AnswerSchema) {
@@ -186,18 +193,19 @@ impl PromptKind {
             .and_then(|raw| serde_json::from_str::<Value>(raw).ok())
             .is_some_and(|format| matches!(format["type"].as_str(), Some("json_object" | "json_schema")));
         let choices = body.get("n").and_then(|raw| raw.parse().ok()).unwrap_or(1);
-        Ok(Prompt { body, model, choices, wants_json, may_be_empty: true })
+        Ok(Prompt { body, model, expected: Expected { choices, wants_json, may_be_empty: true } })
     }
 
-    /// The request for one endpoint. `max_output_tokens` is the model's limit.
+    /// The request for one endpoint, and what to expect of its answer. `max_output_tokens` is the model's limit. Takes the
+    /// prompt, since a call must not hold it a second time for as long as it lasts.
     pub(crate) fn request(
         &self,
-        prompt: &Prompt,
+        prompt: Prompt,
         endpoint: &Endpoint,
         dialect: Dialect,
         max_output_tokens: Option<u64>,
-    ) -> String {
-        let mut body = prompt.body.clone();
+    ) -> (String, Expected) {
+        let Prompt { mut body, expected, .. } = prompt;
         body.set("model", &endpoint.model);
         if let Some(temperature) = self.temperature.filter(|_| body.get("temperature").is_none()) {
             body.set("temperature", temperature);
@@ -214,7 +222,7 @@ impl PromptKind {
         } else {
             body.remove("stream_options");
         }
-        body.text()
+        (body.text(), expected)
     }
 
     fn refuse(&self, problem: &str) -> Box<CallError> {
@@ -257,7 +265,7 @@ mod tests {
     fn summarize_ships() {
         let kind = kind(SUMMARIZE, "");
         let prompt = kind.prompt(r#"{"text":"A tale."}"#).unwrap();
-        let request: Value = serde_json::from_str(&kind.request(&prompt, &endpoint(), DIALECT, Some(99))).unwrap();
+        let request: Value = serde_json::from_str(&kind.request(prompt, &endpoint(), DIALECT, Some(99)).0).unwrap();
         assert_eq!(request["messages"][1], json!({ "role": "user", "content": "A tale." }));
         assert_eq!(request["model"], "up-1");
         assert_eq!(request["max_tokens"], 99);
@@ -290,11 +298,11 @@ mod tests {
         let prompt = chat.prompt(payload).unwrap();
         assert_eq!(prompt.model.as_deref(), Some("default"));
         assert_eq!(
-            chat.request(&prompt, &endpoint(), DIALECT, Some(99)),
+            chat.request(prompt, &endpoint(), DIALECT, Some(99)).0,
             r#"{"seed":9007199254740993,"messages":[{"role":"user","content":"x","n":1e400}],"model":"up-1","stream":true,"stream_options":{"include_obfuscation":false,"include_usage":true},"max_completion_tokens":7}"#
         );
         let two = chat.prompt(r#"{"messages":[],"model":null,"n":2}"#).unwrap();
-        assert_eq!((two.model, two.choices), (None, 2));
+        assert_eq!((two.model, two.expected.choices), (None, 2));
         for payload in [r#"{"messages":"x"}"#, "{}", "[]", r#"{"messages":[],"model":5}"#] {
             assert_eq!(chat.prompt(payload).unwrap_err().code, "bad_payload");
         }
@@ -305,17 +313,14 @@ mod tests {
         let source = "user = \"{{ t }}\"\ntemperature = 0.0\nschema = { type = \"object\" }";
         let with = kind("a.b", source);
         let prompt = with.prompt(r#"{"t":1}"#).unwrap();
-        let request: Value = serde_json::from_str(&with.request(&prompt, &endpoint(), DIALECT, None)).unwrap();
+        let request: Value = serde_json::from_str(&with.request(prompt, &endpoint(), DIALECT, None).0).unwrap();
         assert_eq!(
             request["response_format"],
             json!({ "type": "json_schema", "json_schema": { "name": "a_b", "schema": { "type": "object" } } })
         );
         assert_eq!(request["temperature"], 0.0);
         let without = kind("k", &format!("{source}\nresponse_format = \"none\""));
-        assert!(
-            !without
-                .request(&without.prompt(r#"{"t":1}"#).unwrap(), &endpoint(), DIALECT, None)
-                .contains("response_format")
-        );
+        let prompt = without.prompt(r#"{"t":1}"#).unwrap();
+        assert!(!without.request(prompt, &endpoint(), DIALECT, None).0.contains("response_format"));
     }
 }

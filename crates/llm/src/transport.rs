@@ -5,7 +5,7 @@ use crate::error::{CallError, ErrorClass};
 use crate::prompt_kind::Dialect;
 use crate::secret::Secret;
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
-use reqwest::{Client, RequestBuilder, Url};
+use reqwest::{Client, Method, Request, Response, Url};
 use std::error::Error;
 use std::path::Path;
 use std::time::Duration;
@@ -82,8 +82,12 @@ impl Transport {
         Ok(Self { client, url: chat_url(base), headers, dialect })
     }
 
-    pub(crate) fn request(&self, body: String) -> RequestBuilder {
-        self.client.post(self.url.clone()).headers(self.headers.clone()).body(body)
+    /// Sends a request; ready when status and headers of the answer are there.
+    pub(crate) fn send(&self, body: String) -> impl Future<Output = reqwest::Result<Response>> + use<> {
+        let mut request = Request::new(Method::POST, self.url.clone());
+        *request.headers_mut() = self.headers.clone();
+        *request.body_mut() = Some(body.into());
+        self.client.execute(request)
     }
 
     /// Host and port, for messages: the part of the address that holds no secret.
