@@ -17,7 +17,7 @@ use crate::jobs::Noop;
 use crate::machine::Cpu;
 use crate::pin::Pin;
 use crate::sizes::Sizes;
-use crate::statements::{Statements, Totals};
+use crate::statements::{Cost, Statements, Totals};
 use crate::steady::{Waits, enqueue};
 use crate::tables::{dead_rows, size_mib, vacuum};
 
@@ -58,6 +58,12 @@ impl Run {
             self.sample(&format!("{name} at last"), unit, last),
             self.sample(&format!("{name}, last to first"), "", last / first),
         ]
+    }
+
+    /// The same for what statements cost: time and buffers.
+    fn costs(&self, ms: &str, buffers: &str, first: Cost, last: Cost) -> Vec<Sample> {
+        let ms = self.first_and_last(ms, "ms", first.ms, last.ms);
+        ms.into_iter().chain(self.first_and_last(buffers, "", first.buffers, last.buffers)).collect()
     }
 }
 
@@ -174,12 +180,12 @@ fn over_time(run: &Run, waits: &Waits, looks: &Looks) -> Result<Vec<Sample>> {
     samples.push(p99.with_course(waits.p99(start, run.time, run.name)));
     if let [a, b, c, d] = &looks.totals[..] {
         for function in ["claim", "settle"] {
-            if let (Some(first), Some(last)) = (b.mean_ms(a, function), d.mean_ms(c, function)) {
-                samples.extend(run.first_and_last(&format!("mean {function}"), "ms", first, last));
+            if let (Some(first), Some(last)) = (b.mean(a, function), d.mean(c, function)) {
+                samples.extend(run.costs(&format!("mean {function}"), &format!("buffers a {function}"), first, last));
             }
         }
-        let (first, last) = (b.ms(a) / started(start, window), d.ms(c) / started(last, window));
-        samples.extend(run.first_and_last("all statements, per job", "ms", first, last));
+        let (first, last) = (b.all(a, started(start, window)), d.all(c, started(last, window)));
+        samples.extend(run.costs("all statements, per job", "buffers of all statements, per job", first, last));
     }
     samples.extend(looks.cpu_percent.map(|percent| run.sample("processors in use", "%", percent)));
     Ok(samples)

@@ -44,7 +44,10 @@ async fn a_snapshot_keeps_dead_rows_until_it_is_released() {
         assert_eq!(figure("dead rows after the vacuum"), 0.0, "{run}");
         // Where the server's installation can count statements.
         if let Some(claim) = figures.get(&*format!("{run}: mean claim at last")) {
+            let buffers =
+                ["buffers a claim at last", "buffers a settle at first", "buffers of all statements, per job at last"];
             assert!(*claim > 0.0 && figure("all statements, per job at last") > 0.0, "{figures:?}");
+            assert!(buffers.iter().all(|name| figure(name) >= 1.0), "{figures:?}");
         }
     }
 
