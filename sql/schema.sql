@@ -497,7 +497,7 @@ begin
   -- A caller who goes to sleep with the jobs locked would hold everybody up.
   perform set_config('idle_in_transaction_session_timeout', '10s', true);
   select * into w from posthouse.worker x where x.id = claim.worker for share;
-  if not found or w.dead_at is not null or posthouse.lease_end(w) <= clock_timestamp() then
+  if not found or w.dead_at is not null or (w.expires_at <= clock_timestamp() and posthouse.lease_end(w) <= clock_timestamp()) then
     raise exception using errcode = 'PH005', message = format('worker %s is over: %s', claim.worker,
       case when w.id is null then 'it was never registered' when w.dead_at is not null then 'it was declared dead' else 'its lease has run out' end),
       hint = 'Abort its handlers and register anew with a new id.';
@@ -536,7 +536,9 @@ begin
         hint = 'Ask again: the answer is what that session claimed.';
     end if;
   end if;
-  perform posthouse.rest_lane(e.id) from unnest(empty) e(id) limit 64;
+  if empty <> '{}' then
+    perform posthouse.rest_lane(l.id) from posthouse.lane l where l.id = any(empty[1:64]) and l.awake_until < clock_timestamp();
+  end if;
   return query select j.* from posthouse.claimed_jobs(claim.worker, ids, fences) j;
 end $function$
 ;
@@ -554,35 +556,45 @@ declare
   tenants text[];
   quotas int[];
   share int;
+  heads int;                          -- different tenants
   took record;
   visited bigint[];
-  gave bigint[] := '{}';
-  top bigint := after_lane;
-  wrapped boolean := false;
+  gave bigint[];
+  after_lanes bigint[] := array[after_lane, 0];
+  upto_lanes bigint[] := array[9223372036854775807, after_lane];
+  part bigint;
 begin
   ids := '{}';
   fences := '{}';
   empty := '{}';
   loop
-    -- A window of lanes behind the cursor; once those run out, the lanes from the start up to the cursor belong to it too.
-    select array_agg(r.lane_id), array_agg(r.tenant) into lanes, tenants
-    from posthouse.ready_lanes(queues, kinds, priority, top, case when wrapped then after_lane else 9223372036854775807 end, due) r;
-    top := lanes[cardinality(lanes)];
-    if coalesce(cardinality(lanes), 0) < 256 and not wrapped then
-      wrapped := true;
-      select lanes || array_agg(r.lane_id), tenants || array_agg(r.tenant), coalesce(max(r.lane_id), after_lane) into lanes, tenants, top
-      from posthouse.ready_lanes(queues, kinds, priority, 0, after_lane, due) r;
-    end if;
+    -- A window of at most 256 ready lanes: those behind the cursor, then those from the start up to the cursor.
+    select array_agg(r.id), array_agg(r.tenant), max(r.part) into lanes, tenants, part
+    from (
+      select l.id, l.tenant, b.part
+      from unnest(queues) q(name)
+      cross join unnest(after_lanes, upto_lanes) with ordinality b(after_lane, upto_lane, part)
+      cross join lateral (
+        select l.id, l.tenant from posthouse.lane l
+        where l.queue = q.name and l.priority = claim_level.priority and l.id > b.after_lane and l.id <= b.upto_lane
+          and l.ready_at < 'infinity' and l.ready_at <= due and l.kind = any(kinds)
+        order by l.queue, l.priority, l.id limit 256) l
+      order by b.part, l.id limit 256) r;
     exit when lanes is null;
     visited := lanes;
+    gave := '{}';
     loop
-      share := ceil((max_jobs - cardinality(ids))::numeric / (select count(distinct t) from unnest(tenants) t));
+      share := max_jobs - cardinality(ids);
       if cardinality(lanes) = 1 then
         quotas := array[share];
-      elsif cardinality(lanes) > (select count(distinct t) from unnest(tenants) t) then
-        select array_agg(q.lane_id), array_agg(q.quota) into lanes, quotas from posthouse.lane_quotas(lanes, tenants, share, after_lane, due) q;
       else
-        quotas := array_fill(share, array[cardinality(lanes)]);
+        heads := (select count(distinct t) from unnest(tenants) t);
+        share := ceil(share::numeric / heads);
+        if cardinality(lanes) > heads then
+          select array_agg(q.lane_id), array_agg(q.quota) into lanes, quotas from posthouse.lane_quotas(lanes, tenants, share, after_lane, due) q;
+        else
+          quotas := array_fill(share, array[cardinality(lanes)]);
+        end if;
       end if;
       exit when lanes is null;
       select * into took from posthouse.take_jobs(worker, lanes, quotas, max_jobs - cardinality(ids), due);
@@ -590,7 +602,7 @@ begin
       ids := ids || took.ids;
       fences := fences || took.fences;
       gave := gave || took.from_lanes;
-      exit when cardinality(ids) >= max_jobs;
+      exit when cardinality(ids) >= max_jobs or cardinality(lanes) = 1;
       -- Those that gave their whole share may have more.
       select array_agg(g.lane_id order by v.ord), array_agg(l.tenant order by v.ord) into lanes, tenants
       from (select f as lane_id, count(*) as jobs from unnest(took.from_lanes) f group by f) g
@@ -598,29 +610,43 @@ begin
       join posthouse.lane l on l.id = g.lane_id;
       exit when lanes is null;
     end loop;
-    empty := empty || array(select v from unnest(visited) v except select g from unnest(gave) g);
-    exit when cardinality(ids) >= max_jobs;
+    if gave = '{}' then
+      empty := empty || visited;
+    elsif cardinality(visited) > 1 then
+      empty := empty || array(select v from unnest(visited) v except select g from unnest(gave) g);
+    end if;
+    exit when cardinality(ids) >= max_jobs or cardinality(visited) < 256;
+    if part = 1 then
+      after_lanes[1] := visited[256];
+    else
+      after_lanes := array[visited[256]];
+      upto_lanes := array[after_lane];
+    end if;
   end loop;
 end $function$
 ;
 
 CREATE OR REPLACE FUNCTION posthouse.claimed_jobs(worker uuid, ids bigint[], fences integer[])
  RETURNS TABLE(id bigint, fence bigint, attempt integer, max_attempts integer, kind text, queue text, tenant text, priority integer, payload jsonb, timeout_ms bigint, lane bigint, enqueued_at timestamp with time zone, trace jsonb)
- LANGUAGE sql
+ LANGUAGE plpgsql
  STABLE
  SET search_path TO 'pg_catalog', 'pg_temp'
  SET enable_seqscan TO 'off'
  SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
 AS $function$
-  select j.id, j.fence, j.attempt, j.max_attempts, l.kind, l.queue, l.tenant, l.priority, p.payload, j.timeout_ms, j.lane_id,
-    j.created_at, p.trace
-  from unnest(ids, fences) with ordinality c(id, fence, ord)
-  cross join lateral (select j.* from posthouse.job j where j.id = c.id offset 0) j
-  cross join lateral (select l.* from posthouse.lane l where l.id = j.lane_id offset 0) l
-  cross join lateral (select p.payload, p.trace from posthouse.payload p where p.id = j.id offset 0) p
-  where j.fence = c.fence and j.worker = claimed_jobs.worker and j.state = 'running'
-  order by c.ord
-$function$
+#variable_conflict use_column
+begin
+  return query
+    select j.id, j.fence::bigint, j.attempt, j.max_attempts, l.kind, l.queue, l.tenant, l.priority, p.payload, j.timeout_ms, j.lane_id,
+      j.created_at, p.trace
+    from unnest(ids, fences) with ordinality c(id, fence, ord)
+    cross join lateral (select j.* from posthouse.job j where j.id = c.id offset 0) j
+    cross join lateral (select l.* from posthouse.lane l where l.id = j.lane_id offset 0) l
+    cross join lateral (select p.payload, p.trace from posthouse.payload p where p.id = j.id offset 0) p
+    where j.fence = c.fence and j.worker = claimed_jobs.worker and j.state = 'running'
+    order by c.ord;
+end $function$
 ;
 
 CREATE OR REPLACE FUNCTION posthouse.clean_json(value text)
@@ -636,25 +662,67 @@ AS $function$
 $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.done_outcomes(outcomes jsonb, OUT ids bigint[], OUT fences integer[], OUT results jsonb[], OUT usages jsonb[], OUT flags jsonb[])
+ RETURNS record
+ LANGUAGE plpgsql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+begin
+  select array_agg(d.id), array_agg(d.fence), array_agg(d.result), array_agg(d.usage), array_agg(d.flags)
+  into ids, fences, results, usages, flags
+  from (
+    select distinct on (x.id) x.id, x.fence,
+      case when pg_column_size(x.result) > 33554432 then posthouse.cap_json(x.result, 33554432) else x.result end as result,
+      case when pg_column_size(x.usage) > 65536 then posthouse.cap_json(x.usage, 65536) else x.usage end as usage,
+      case when pg_column_size(x.result) > 33554432 then coalesce(x.flags, '[]') || '["truncated"]' else '[]' || x.flags end as flags
+    from jsonb_to_recordset(outcomes) x(id bigint, fence int, outcome text, result jsonb, usage jsonb, flags jsonb)
+    where x.outcome = 'done' and x.fence is not null
+    order by x.id, x.fence desc) d;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.enqueue(kind text, payload jsonb DEFAULT '{}'::jsonb, queue text DEFAULT 'default'::text, tenant text DEFAULT 'default'::text, priority integer DEFAULT 0, delay interval DEFAULT NULL::interval, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, max_attempts integer DEFAULT NULL::integer, timeout interval DEFAULT NULL::interval, dedupe_key text DEFAULT NULL::text, dedupe_for interval DEFAULT NULL::interval, trace jsonb DEFAULT NULL::jsonb)
  RETURNS TABLE(id bigint, state text, duplicate boolean)
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
  SET enable_seqscan TO 'off'
  SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
 AS $function$
 #variable_conflict use_column
 declare
   new_id bigint;
   holder bigint;
   lane_id bigint;
-  due timestamptz;
+  housed boolean;                     -- whether there is a partition for it
+  behind boolean;
+  queued boolean := false;
+  due timestamptz := '-infinity';
+  long_ago timestamptz := clock_timestamp() - interval '3 seconds';
 begin
-  perform posthouse.check_job(enqueue.kind, enqueue.payload, enqueue.queue, enqueue.tenant, enqueue.priority, enqueue.delay,
-    enqueue.run_at, enqueue.max_attempts, enqueue.timeout, enqueue.dedupe_key, enqueue.dedupe_for, enqueue.trace);
-  due := coalesce(enqueue.run_at, clock_timestamp() + greatest(enqueue.delay, interval '0'), '-infinity');
   new_id := nextval('posthouse.job_id_seq');
-  if not exists (select from posthouse.id_range r where r.upper > new_id and r.lower <= new_id) then
+  select l.id, l.behind, exists (select from posthouse.id_range r where r.upper > new_id and r.lower <= new_id)
+  into lane_id, behind, housed
+  from (select) one
+  left join lateral (
+    select l.id, exists (
+        select from posthouse.job j
+        where j.lane_id = l.id and j.state = 'queued' and j.run_at < long_ago
+          and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
+                                    order by f.floor_at desc limit 1), '-infinity')) as behind
+    from posthouse.lane l
+    where l.queue = enqueue.queue and l.tenant = enqueue.tenant and l.kind = enqueue.kind and l.priority = enqueue.priority
+    order by l.ready_at, l.id limit 1) l on true;
+  -- The names of a lane were checked when it was made.
+  if lane_id is null or num_nonnulls(enqueue.delay, enqueue.run_at, enqueue.max_attempts, enqueue.timeout, enqueue.dedupe_key,
+       enqueue.dedupe_for, enqueue.trace) > 0 or (pg_column_size(enqueue.payload) <= 33554432) is not true then
+    perform posthouse.check_job(enqueue.kind, enqueue.payload, enqueue.queue, enqueue.tenant, enqueue.priority, enqueue.delay,
+      enqueue.run_at, enqueue.max_attempts, enqueue.timeout, enqueue.dedupe_key, enqueue.dedupe_for, enqueue.trace);
+    due := coalesce(enqueue.run_at, clock_timestamp() + greatest(enqueue.delay, interval '0'), '-infinity');
+  end if;
+  if not housed then
     perform posthouse.make_partitions(new_id);
   end if;
   if enqueue.dedupe_key is not null then
@@ -664,14 +732,28 @@ begin
       return;
     end if;
   end if;
-  lane_id := posthouse.lane_for(enqueue.queue, enqueue.priority, enqueue.tenant, enqueue.kind, greatest(due, clock_timestamp()));
   insert into posthouse.payload (id, payload, trace) values (new_id, enqueue.payload, enqueue.trace);
-  -- The clock is read within the statement, after the table is locked: see posthouse.advance_floors.
-  insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, timeout_ms, keyed)
-  values (new_id, lane_id, greatest(due, clock_timestamp()), clock_timestamp(), coalesce(enqueue.max_attempts, 5),
-    extract(epoch from enqueue.timeout) * 1000, enqueue.dedupe_key is not null);
-  perform posthouse.notify_queue(enqueue.queue);
-  return query select new_id, 'queued', false;
+  -- The usual case, a lane that is awake: look once more after it is held. The clock is read within the statement, after the
+  -- table is locked: see posthouse.advance_floors.
+  if lane_id is not null and current_setting('transaction_isolation') = 'read committed'
+     and pg_advisory_xact_lock_shared(1346912001, (lane_id % 128)::int) is not null then
+    insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, timeout_ms, keyed)
+    select new_id, l.id, greatest(due, clock_timestamp()), clock_timestamp(), coalesce(enqueue.max_attempts, 5),
+      extract(epoch from enqueue.timeout) * 1000, enqueue.dedupe_key is not null
+    from posthouse.lane l where l.id = lane_id and l.ready_at <= greatest(due, clock_timestamp());
+    queued := found;
+  end if;
+  if not queued then
+    lane_id := posthouse.lane_for(enqueue.queue, enqueue.priority, enqueue.tenant, enqueue.kind, greatest(due, clock_timestamp()));
+    insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, timeout_ms, keyed)
+    values (new_id, lane_id, greatest(due, clock_timestamp()), clock_timestamp(), coalesce(enqueue.max_attempts, 5),
+      extract(epoch from enqueue.timeout) * 1000, enqueue.dedupe_key is not null);
+  end if;
+  if behind is not true and current_setting('posthouse.notify', true) is distinct from 'off' then
+    perform pg_notify('posthouse_wake', enqueue.queue);
+  end if;
+  id := new_id; state := 'queued'; duplicate := false;
+  return next;
 end $function$
 ;
 
@@ -681,16 +763,17 @@ CREATE OR REPLACE FUNCTION posthouse.enqueue_many(jobs jsonb)
  SET search_path TO 'pg_catalog', 'pg_temp'
  SET enable_seqscan TO 'off'
  SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
  SET jit TO 'off'
 AS $function$
 #variable_conflict use_column
 declare
-  r record;
   n int;
   ids bigint[];
   holders bigint[];
-  lanes bigint[];
-  lane_id bigint;
+  seen record;
+  lanes bigint[] := '{}';
+  needed boolean[];
 begin
   if jobs is null or jsonb_typeof(jobs) <> 'array' then
     raise exception using errcode = 'PH001', message = 'jobs: must be a JSON array of objects';
@@ -701,41 +784,35 @@ begin
   elsif n > 10000 then
     raise exception using errcode = 'PH001', message = format('jobs: %s in one call, at most 10000 are allowed', n);
   end if;
-  perform posthouse.check_jobs(jobs);
+  select s.* into seen from posthouse.survey(jobs, n) s;
   select array_agg(nextval('posthouse.job_id_seq')) into ids from generate_series(1, n);
   if not exists (select from posthouse.id_range r where r.upper > ids[n] and r.lower <= ids[1]) then
     perform posthouse.make_partitions(ids[n]);
   end if;
   holders := ids;
-  -- Keys are taken in sorted order, so that two batches that share keys cannot deadlock.
-  for r in
-    select p.ordinal, p.tenant, p.kind, p.dedupe_key, p.dedupe_for from posthouse.parse_jobs(jobs) p
-    where p.dedupe_key is not null order by p.tenant, p.kind, p.dedupe_key, p.ordinal
-  loop
-    holders[r.ordinal] := posthouse.take_key(r.tenant, r.kind, r.dedupe_key, ids[r.ordinal], r.dedupe_for, ids);
-  end loop;
-  lanes := array_fill(0::bigint, array[n]);
-  for r in
-    select p.queue, p.priority, p.tenant, p.kind, min(p.due) as due, array_agg(p.ordinal) as ordinals
-    from posthouse.parse_jobs(jobs) p where holders[p.ordinal] = ids[p.ordinal]
-    group by p.queue, p.priority, p.tenant, p.kind order by p.queue, p.tenant, p.kind, p.priority
-  loop
-    lane_id := posthouse.lane_for(r.queue, r.priority, r.tenant, r.kind, greatest(r.due, clock_timestamp()));
-    if cardinality(r.ordinals) = n then
-      lanes := array_fill(lane_id, array[n]);
-    else
-      for i in 1 .. cardinality(r.ordinals) loop
-        lanes[r.ordinals[i]] := lane_id;
-      end loop;
-    end if;
+  needed := array_fill(true, array[cardinality(seen.kinds)]);
+  if seen.keyed then
+    holders := posthouse.take_keys(jobs, ids);
+    needed := array(select bool_or(holders[o] = ids[o]) from generate_series(1, n) o group by seen.line_of[o] order by seen.line_of[o]);
+  end if;
+  for i in 1 .. cardinality(needed) loop
+    lanes[i] := case when needed[i] then posthouse.lane_for(seen.queues[i], seen.priorities[i], seen.tenants[i], seen.kinds[i],
+      greatest(seen.dues[i], clock_timestamp())) end;
   end loop;
   insert into posthouse.payload (id, payload, trace)
-  select ids[p.ordinal], p.payload, p.trace from posthouse.parse_jobs(jobs) p where holders[p.ordinal] = ids[p.ordinal];
-  insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, timeout_ms, keyed)
-  select ids[p.ordinal], lanes[p.ordinal], greatest(p.due, clock_timestamp()), clock_timestamp(), p.max_attempts,
-    extract(epoch from p.timeout) * 1000, p.dedupe_key is not null
-  from posthouse.parse_jobs(jobs) p where holders[p.ordinal] = ids[p.ordinal];
-  perform posthouse.notify_queue(q.queue) from (select distinct p.queue from posthouse.parse_jobs(jobs) p) q;
+  select ids[x.ordinal], coalesce(x.payload, '{}'), x.trace
+  from rows from (jsonb_to_recordset(jobs) as (payload jsonb, trace jsonb)) with ordinality x(payload, trace, ordinal)
+  where holders[x.ordinal] = ids[x.ordinal];
+  if seen.plain then
+    insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, keyed)
+    select ids[o], lanes[seen.line_of[o]], clock_timestamp(), clock_timestamp(), 5, false from generate_series(1, n) o;
+  else
+    insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, timeout_ms, keyed)
+    select ids[p.ordinal], lanes[seen.line_of[p.ordinal]], greatest(p.due, clock_timestamp()), clock_timestamp(), p.max_attempts,
+      extract(epoch from p.timeout) * 1000, p.dedupe_key is not null
+    from posthouse.parse_jobs(jobs) p where holders[p.ordinal] = ids[p.ordinal];
+  end if;
+  perform posthouse.notify_lanes(lanes, seen.queues);
   return query
     select o.n::int, holders[o.n],
       case when holders[o.n] = ids[o.n] then 'queued' else posthouse.state_of(holders[o.n]) end, holders[o.n] <> ids[o.n]
@@ -925,11 +1002,12 @@ end $function$
 
 CREATE OR REPLACE FUNCTION posthouse.hold_lane(lane_id bigint)
  RETURNS void
- LANGUAGE sql
+ LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
-  select pg_advisory_xact_lock_shared(1346912001, (lane_id % 128)::int)
-$function$
+begin
+  perform pg_advisory_xact_lock_shared(1346912001, (lane_id % 128)::int);
+end $function$
 ;
 
 CREATE OR REPLACE FUNCTION posthouse.is_attempt(o jsonb)
@@ -983,34 +1061,38 @@ end $function$
 
 CREATE OR REPLACE FUNCTION posthouse.lane_quotas(lanes bigint[], tenants text[], share integer, after_lane bigint, due timestamp with time zone)
  RETURNS TABLE(lane_id bigint, quota integer)
- LANGUAGE sql
+ LANGUAGE plpgsql
  STABLE
  SET search_path TO 'pg_catalog', 'pg_temp'
  SET enable_seqscan TO 'off'
  SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
 AS $function$
-  with v as materialized (
-    select u.lane_id, u.tenant, min(u.lane_id) over (partition by u.tenant) as first_lane
-    from unnest(lanes, tenants) u(lane_id, tenant)
-  ), at as materialized (
-    select coalesce((select v.first_lane from v where v.tenant = (select l.tenant from posthouse.lane l where l.id = after_lane) limit 1),
-                    after_lane) as first_lane
-  )
-  select c.lane_id, count(*)::int
-  from (
-    select v.lane_id, v.first_lane, row_number() over (partition by v.tenant order by j.run_at, j.id) as place
-    from v
-    cross join lateral (
-      select j.run_at, j.id from posthouse.job j
-      where j.lane_id = v.lane_id and j.state = 'queued' and j.run_at <= due
-        and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = v.lane_id
-                                  order by f.floor_at desc limit 1), '-infinity')
-      order by j.lane_id, j.run_at, j.id limit share) j) c
-  cross join at
-  where c.place <= share
-  group by c.lane_id, c.first_lane, at.first_lane
-  order by c.first_lane <= at.first_lane, c.first_lane, c.lane_id
-$function$
+#variable_conflict use_column
+begin
+  return query
+    with v as materialized (
+      select u.lane_id, u.tenant, min(u.lane_id) over (partition by u.tenant) as first_lane
+      from unnest(lanes, tenants) u(lane_id, tenant)
+    ), at as materialized (
+      select coalesce((select v.first_lane from v where v.tenant = (select l.tenant from posthouse.lane l where l.id = after_lane) limit 1),
+                      after_lane) as first_lane
+    )
+    select c.lane_id, count(*)::int
+    from (
+      select v.lane_id, v.first_lane, row_number() over (partition by v.tenant order by j.run_at, j.id) as place
+      from v
+      cross join lateral (
+        select j.run_at, j.id from posthouse.job j
+        where j.lane_id = v.lane_id and j.state = 'queued' and j.run_at <= due
+          and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = v.lane_id
+                                    order by f.floor_at desc limit 1), '-infinity')
+        order by j.lane_id, j.run_at, j.id limit share) j) c
+    cross join at
+    where c.place <= share
+    group by c.lane_id, c.first_lane, at.first_lane
+    order by c.first_lane <= at.first_lane, c.first_lane, c.lane_id;
+end $function$
 ;
 
 CREATE OR REPLACE FUNCTION posthouse.lease_end(w posthouse.worker)
@@ -1076,46 +1158,77 @@ end $function$
 
 CREATE OR REPLACE FUNCTION posthouse.next_due(worker uuid)
  RETURNS bigint
- LANGUAGE sql
+ LANGUAGE plpgsql
  STABLE
  SET search_path TO 'pg_catalog', 'pg_temp'
  SET enable_seqscan TO 'off'
  SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
 AS $function$
-  -- Not greatest(): that would make 0 of null.
-  select case when min(greatest(l.ready_at, j.run_at)) <= clock_timestamp() then 0
-    else ceil(extract(epoch from min(greatest(l.ready_at, j.run_at)) - clock_timestamp()) * 1000) end::bigint
-  from posthouse.worker w
-  cross join lateral unnest(w.queues) q(name)
-  cross join lateral (
-    select l.id, l.ready_at from posthouse.lane l
-    where l.queue = q.name and l.ready_at < 'infinity' and l.kind = any(w.kinds)
-    order by l.queue, l.priority, l.id limit 1000) l
-  cross join lateral (
-    select j.run_at from posthouse.job j
-    where j.lane_id = l.id and j.state = 'queued'
-      and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
-                                order by f.floor_at desc limit 1), '-infinity')
-    order by j.lane_id, j.run_at, j.id limit 1) j
-  where w.id = next_due.worker
-$function$
+#variable_conflict use_column
+begin
+  return (
+    -- Not greatest(): that would make 0 of null.
+    select case when min(greatest(l.ready_at, j.run_at)) <= clock_timestamp() then 0
+      else ceil(extract(epoch from min(greatest(l.ready_at, j.run_at)) - clock_timestamp()) * 1000) end::bigint
+    from posthouse.worker w
+    cross join lateral unnest(w.queues) q(name)
+    cross join lateral (
+      select l.id, l.ready_at from posthouse.lane l
+      where l.queue = q.name and l.ready_at < 'infinity' and l.kind = any(w.kinds)
+      order by l.queue, l.priority, l.id limit 1000) l
+    cross join lateral (
+      select j.run_at from posthouse.job j
+      where j.lane_id = l.id and j.state = 'queued'
+        and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
+                                  order by f.floor_at desc limit 1), '-infinity')
+      order by j.lane_id, j.run_at, j.id limit 1) j
+    where w.id = next_due.worker);
+end $function$
 ;
 
 CREATE OR REPLACE FUNCTION posthouse.next_priority(queues text[], kinds text[], above bigint, due timestamp with time zone)
  RETURNS bigint
- LANGUAGE sql
+ LANGUAGE plpgsql
  STABLE
  SET search_path TO 'pg_catalog', 'pg_temp'
  SET enable_seqscan TO 'off'
  SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
 AS $function$
-  select min(l.priority)
-  from unnest(queues) q(name)
-  cross join lateral (
-    select l.priority from posthouse.lane l
-    where l.queue = q.name and l.priority > above and l.ready_at < 'infinity' and l.ready_at <= due and l.kind = any(kinds)
-    order by l.queue, l.priority, l.id limit 1) l
-$function$
+#variable_conflict use_column
+begin
+  return (
+    select min(l.priority)
+    from unnest(queues) q(name)
+    cross join lateral (
+      select l.priority from posthouse.lane l
+      where l.queue = q.name and l.priority > above and l.ready_at < 'infinity' and l.ready_at <= due and l.kind = any(kinds)
+      order by l.queue, l.priority, l.id limit 1) l);
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.notify_lanes(lanes bigint[], queues text[])
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+AS $function$
+declare
+  told text[] := '{}';
+  long_ago timestamptz := clock_timestamp() - interval '3 seconds';
+begin
+  for i in 1 .. cardinality(lanes) loop
+    continue when lanes[i] is null or queues[i] = any(told) or exists (
+      select from posthouse.job j
+      where j.lane_id = lanes[i] and j.state = 'queued' and j.run_at < long_ago
+        and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = lanes[i]
+                                  order by f.floor_at desc limit 1), '-infinity'));
+    told := told || queues[i];
+    perform posthouse.notify_queue(queues[i]);
+  end loop;
+end $function$
 ;
 
 CREATE OR REPLACE FUNCTION posthouse.notify_queue(queue text)
@@ -1142,26 +1255,30 @@ $function$
 
 CREATE OR REPLACE FUNCTION posthouse.oldest_lane(queues text[], kinds text[], due timestamp with time zone)
  RETURNS bigint
- LANGUAGE sql
+ LANGUAGE plpgsql
  STABLE
  SET search_path TO 'pg_catalog', 'pg_temp'
  SET enable_seqscan TO 'off'
  SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
 AS $function$
-  select l.id
-  from unnest(queues) q(name)
-  cross join lateral (
-    select l.id from posthouse.lane l
-    where l.queue = q.name and l.ready_at < 'infinity' and l.ready_at <= due and l.kind = any(kinds)
-    order by hashint8extended(l.id, (extract(epoch from due) * 1000)::bigint) limit 256) l
-  cross join lateral (
-    select j.run_at from posthouse.job j
-    where j.lane_id = l.id and j.state = 'queued' and j.run_at <= due
-      and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
-                                order by f.floor_at desc limit 1), '-infinity')
-    order by j.lane_id, j.run_at, j.id limit 1) j
-  order by j.run_at limit 1
-$function$
+#variable_conflict use_column
+begin
+  return (
+    select l.id
+    from unnest(queues) q(name)
+    cross join lateral (
+      select l.id from posthouse.lane l
+      where l.queue = q.name and l.ready_at < 'infinity' and l.ready_at <= due and l.kind = any(kinds)
+      order by hashint8extended(l.id, (extract(epoch from due) * 1000)::bigint) limit 256) l
+    cross join lateral (
+      select j.run_at from posthouse.job j
+      where j.lane_id = l.id and j.state = 'queued' and j.run_at <= due
+        and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
+                                  order by f.floor_at desc limit 1), '-infinity')
+      order by j.lane_id, j.run_at, j.id limit 1) j
+    order by j.run_at limit 1);
+end $function$
 ;
 
 CREATE OR REPLACE FUNCTION posthouse.parse_jobs(jobs jsonb)
@@ -1226,25 +1343,6 @@ AS $function$
     delete from posthouse.payload p where p.id in (select g.id from gone g)
   )
   select count(*) from gone
-$function$
-;
-
-CREATE OR REPLACE FUNCTION posthouse.ready_lanes(queues text[], kinds text[], priority integer, after_lane bigint, upto_lane bigint, due timestamp with time zone)
- RETURNS TABLE(lane_id bigint, tenant text)
- LANGUAGE sql
- STABLE
- SET search_path TO 'pg_catalog', 'pg_temp'
- SET enable_seqscan TO 'off'
- SET enable_bitmapscan TO 'off'
-AS $function$
-  select l.id, l.tenant
-  from unnest(queues) q(name)
-  cross join lateral (
-    select l.id, l.tenant from posthouse.lane l
-    where l.queue = q.name and l.priority = ready_lanes.priority and l.id > after_lane and l.id <= upto_lane
-      and l.ready_at < 'infinity' and l.ready_at <= due and l.kind = any(kinds)
-    order by l.queue, l.priority, l.id limit 256) l
-  order by l.id limit 256
 $function$
 ;
 
@@ -1569,13 +1667,10 @@ CREATE OR REPLACE FUNCTION posthouse.settle(worker uuid, outcomes json)
 AS $function$
 #variable_conflict use_column
 declare
+  whole jsonb;
   list jsonb[];
   o jsonb;
-  ids bigint[];
-  fences int[];
-  results jsonb[];
-  usages jsonb[];
-  flags jsonb[];
+  d record;
   applied bigint[] := '{}';
 begin
   perform posthouse.check_isolation();
@@ -1583,28 +1678,29 @@ begin
     raise exception using errcode = 'PH001', message = 'outcomes: must be a JSON array of objects';
   end if;
   begin
-    list := array(select jsonb_array_elements(outcomes::jsonb));
+    whole := outcomes;
+    select x.* into d from posthouse.done_outcomes(whole) x;
   exception when others then
+    -- Something in it cannot be stored, or is no outcome: clean it, and take what is left one by one.
+    whole := null;
     list := array(select posthouse.storable(e) from json_array_elements(outcomes) e);
+    select array_agg(x.id) as ids, array_agg(x.fence) as fences, array_agg(x.result) as results, array_agg(x.usage) as usages,
+      array_agg(x.flags) as flags into d
+    from (
+      select distinct on (x.ids[1]) x.ids[1] as id, x.fences[1] as fence, x.results[1] as result, x.usages[1] as usage, x.flags[1] as flags
+      from unnest(list) e
+      cross join lateral posthouse.done_outcomes(case when posthouse.is_attempt(e) then jsonb_build_array(e) else '[]' end) x
+      where x.ids is not null
+      order by x.ids[1], x.fences[1] desc) x;
   end;
-  select array_agg(d.id order by d.id), array_agg(d.fence order by d.id), array_agg(d.result order by d.id),
-    array_agg(d.usage order by d.id), array_agg(d.flags order by d.id)
-  into ids, fences, results, usages, flags
-  from (
-    select distinct on ((e ->> 'id')::bigint) (e ->> 'id')::bigint as id, (e ->> 'fence')::int as fence,
-      posthouse.cap_json(e -> 'result', 33554432) as result, posthouse.cap_json(nullif(e -> 'usage', 'null'), 65536) as usage,
-      coalesce(e -> 'flags', '[]') || case when pg_column_size(e -> 'result') > 33554432 then '["truncated"]' else '[]' end::jsonb as flags
-    from unnest(list) e
-    where e ->> 'outcome' = 'done' and (e ->> 'id') ~ '^[0-9]{1,18}$' and (e ->> 'fence') ~ '^[0-9]{1,9}$'
-    order by (e ->> 'id')::bigint, (e ->> 'fence')::int desc) d;
-  if ids is not null then
-    applied := posthouse.settle_done(settle.worker, ids, fences, results, usages, flags);
+  if d.ids is not null then
+    applied := posthouse.settle_done(settle.worker, d.ids, d.fences, d.results, d.usages, d.flags);
   end if;
-  if cardinality(applied) = cardinality(list) then
-    return query select a, fences[width_bucket(a, ids)]::bigint, 'applied', 'done' from unnest(applied) a;
+  if cardinality(applied) = coalesce(jsonb_array_length(whole), cardinality(list)) then
+    return query select a, d.fences[width_bucket(a, d.ids)]::bigint, 'applied', 'done' from unnest(applied) a;
     return;
   end if;
-  foreach o in array list loop
+  foreach o in array coalesce(list, array(select jsonb_array_elements(whole))) loop
     if not posthouse.is_attempt(o) then
       id := null; fence := null; verdict := 'invalid'; state := null;
       return next;
@@ -1612,7 +1708,7 @@ begin
     end if;
     id := (o ->> 'id')::bigint;
     fence := (o ->> 'fence')::bigint;
-    if o ->> 'outcome' = 'done' and id = any(applied) and fences[width_bucket(id, ids)] = fence then
+    if o ->> 'outcome' = 'done' and id = any(applied) and d.fences[width_bucket(id, d.ids)] = fence then
       verdict := 'applied'; state := 'done';
     elsif o ->> 'outcome' is distinct from 'done' then
       state := posthouse.settle_other(settle.worker, o);
@@ -1652,7 +1748,7 @@ begin
       max_attempts, state, flags, result, usage, errors)
     select g.id, g.lane_id, g.created_at, g.started_at, clock_timestamp(), g.worker, g.timeout_ms, g.fence, g.attempt,
       g.max_attempts, 'done',
-      nullif(array(select jsonb_array_elements_text(flags[width_bucket(g.id, ids)])), '{}'),
+      case when flags[width_bucket(g.id, ids)] is not null then array(select jsonb_array_elements_text(flags[width_bucket(g.id, ids)])) end,
       results[width_bucket(g.id, ids)], usages[width_bucket(g.id, ids)],
       case when g.errors > 0 then posthouse.gather_errors(g.id) end
     from gone g
@@ -1804,6 +1900,69 @@ exception when others then
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.survey(jobs jsonb, n integer, OUT queues text[], OUT tenants text[], OUT kinds text[], OUT priorities integer[], OUT dues timestamp with time zone[], OUT line_of integer[], OUT keyed boolean, OUT plain boolean)
+ RETURNS record
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
+AS $function$
+declare
+  r record;
+  doubtful boolean := false;
+begin
+  line_of := array_fill(1, array[n]);
+  keyed := false;
+  plain := true;
+  begin
+    for r in
+      select coalesce(x.queue, 'default') as queue, coalesce(x.tenant, 'default') as tenant, x.kind,
+        coalesce(x.priority, 0) as priority, array_agg(x.ordinal::int) as ordinals,
+        bool_or(num_nonnulls(x.delay_ms, x.run_at, x.max_attempts, x.timeout_ms, x.dedupe_key, x.dedupe_for_ms, x.trace) > 0) as extras,
+        bool_or(x.dedupe_key is not null) as keyed, max(pg_column_size(x.payload)) > 33554432 as large
+      from rows from (jsonb_to_recordset(jobs) as (kind text, payload jsonb, queue text, tenant text, priority int, delay_ms float8,
+             run_at timestamptz, max_attempts int, timeout_ms float8, dedupe_key text, dedupe_for_ms float8, trace jsonb))
+        with ordinality x(kind, payload, queue, tenant, priority, delay_ms, run_at, max_attempts, timeout_ms, dedupe_key,
+          dedupe_for_ms, trace, ordinal)
+      group by coalesce(x.queue, 'default'), coalesce(x.tenant, 'default'), x.kind, coalesce(x.priority, 0)
+      order by 1, 2, 3, 4
+    loop
+      queues := queues || r.queue;
+      tenants := tenants || r.tenant;
+      kinds := kinds || r.kind;
+      priorities := priorities || r.priority;
+      dues := dues || '-infinity'::timestamptz;
+      keyed := keyed or r.keyed;
+      plain := plain and not r.extras;
+      -- The names of a lane were checked when it was made.
+      doubtful := doubtful or r.extras or coalesce(r.large, false) or not exists (
+        select from posthouse.lane l where l.queue = r.queue and l.tenant = r.tenant and l.kind = r.kind and l.priority = r.priority);
+      if cardinality(kinds) > 1 then
+        for i in 1 .. cardinality(r.ordinals) loop
+          line_of[r.ordinals[i]] := cardinality(kinds);
+        end loop;
+      end if;
+    end loop;
+  exception when others then
+    doubtful := true;
+  end;
+  if not doubtful then
+    doubtful := exists (
+      select from jsonb_array_elements(jobs) j
+      where j - array['kind', 'payload', 'queue', 'tenant', 'priority', 'delay_ms', 'run_at', 'max_attempts', 'timeout_ms',
+        'dedupe_key', 'dedupe_for_ms', 'trace'] <> '{}');
+  end if;
+  if doubtful then
+    perform posthouse.check_jobs(jobs);
+  end if;
+  if not plain then
+    dues := array(select min(p.due) from posthouse.parse_jobs(jobs) p group by line_of[p.ordinal] order by line_of[p.ordinal]);
+  end if;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.sweep_due(name text, every interval)
  RETURNS boolean
  LANGUAGE plpgsql
@@ -1949,6 +2108,27 @@ begin
         hint = 'Run the transaction again.';
     end if;
   end loop;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.take_keys(jobs jsonb, ids bigint[])
+ RETURNS bigint[]
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+AS $function$
+declare
+  r record;
+  holders bigint[] := ids;
+begin
+  for r in
+    select p.ordinal, p.tenant, p.kind, p.dedupe_key, p.dedupe_for from posthouse.parse_jobs(jobs) p
+    where p.dedupe_key is not null order by p.tenant, p.kind, p.dedupe_key, p.ordinal
+  loop
+    holders[r.ordinal] := posthouse.take_key(r.tenant, r.kind, r.dedupe_key, ids[r.ordinal], r.dedupe_for, ids);
+  end loop;
+  return holders;
 end $function$
 ;
 

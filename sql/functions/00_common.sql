@@ -119,11 +119,12 @@ end $$;
 -- the lane to sleep tries for it alone, and never waits. Lanes share 128 locks: Postgres has room for about twice 64 (the
 -- usual max_locks_per_transaction) a connection, and a transaction may enqueue for thousands of tenants.
 create or replace function posthouse.hold_lane(lane_id bigint) returns void
-language sql
+language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
-  select pg_advisory_xact_lock_shared(1346912001, (lane_id % 128)::int)
-$$;
+begin
+  perform pg_advisory_xact_lock_shared(1346912001, (lane_id % 128)::int);
+end $$;
 
 -- Make sure that a lane is awake for a job due at `due`; the answer is the lane to put the job into: this one, or a
 -- twin of it where somebody else's open transaction holds it.
@@ -206,4 +207,28 @@ begin
   if current_setting('posthouse.notify', true) is distinct from 'off' then
     perform pg_notify('posthouse_wake', queue);
   end if;
+end $$;
+
+-- Tell listening workers of new jobs in these lanes, once a queue. Not of lanes where a job has been due for three seconds: no
+-- worker sleeps that could have taken that one, since all poll. Three seconds, since floors move up every second: where
+-- workers keep up, there is nothing between the floor and then to be looked at.
+create or replace function posthouse.notify_lanes(lanes bigint[], queues text[]) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+  told text[] := '{}';
+  long_ago timestamptz := clock_timestamp() - interval '3 seconds';
+begin
+  for i in 1 .. cardinality(lanes) loop
+    continue when lanes[i] is null or queues[i] = any(told) or exists (
+      select from posthouse.job j
+      where j.lane_id = lanes[i] and j.state = 'queued' and j.run_at < long_ago
+        and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = lanes[i]
+                                  order by f.floor_at desc limit 1), '-infinity'));
+    told := told || queues[i];
+    perform posthouse.notify_queue(queues[i]);
+  end loop;
 end $$;

@@ -116,19 +116,40 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
 declare
   new_id bigint;
   holder bigint;
   lane_id bigint;
-  due timestamptz;
+  housed boolean;                     -- whether there is a partition for it
+  behind boolean;
+  queued boolean := false;
+  due timestamptz := '-infinity';
+  long_ago timestamptz := clock_timestamp() - interval '3 seconds';
 begin
-  perform posthouse.check_job(enqueue.kind, enqueue.payload, enqueue.queue, enqueue.tenant, enqueue.priority, enqueue.delay,
-    enqueue.run_at, enqueue.max_attempts, enqueue.timeout, enqueue.dedupe_key, enqueue.dedupe_for, enqueue.trace);
-  due := coalesce(enqueue.run_at, clock_timestamp() + greatest(enqueue.delay, interval '0'), '-infinity');
   new_id := nextval('posthouse.job_id_seq');
-  if not exists (select from posthouse.id_range r where r.upper > new_id and r.lower <= new_id) then
+  select l.id, l.behind, exists (select from posthouse.id_range r where r.upper > new_id and r.lower <= new_id)
+  into lane_id, behind, housed
+  from (select) one
+  left join lateral (
+    select l.id, exists (
+        select from posthouse.job j
+        where j.lane_id = l.id and j.state = 'queued' and j.run_at < long_ago
+          and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
+                                    order by f.floor_at desc limit 1), '-infinity')) as behind
+    from posthouse.lane l
+    where l.queue = enqueue.queue and l.tenant = enqueue.tenant and l.kind = enqueue.kind and l.priority = enqueue.priority
+    order by l.ready_at, l.id limit 1) l on true;
+  -- The names of a lane were checked when it was made.
+  if lane_id is null or num_nonnulls(enqueue.delay, enqueue.run_at, enqueue.max_attempts, enqueue.timeout, enqueue.dedupe_key,
+       enqueue.dedupe_for, enqueue.trace) > 0 or (pg_column_size(enqueue.payload) <= 33554432) is not true then
+    perform posthouse.check_job(enqueue.kind, enqueue.payload, enqueue.queue, enqueue.tenant, enqueue.priority, enqueue.delay,
+      enqueue.run_at, enqueue.max_attempts, enqueue.timeout, enqueue.dedupe_key, enqueue.dedupe_for, enqueue.trace);
+    due := coalesce(enqueue.run_at, clock_timestamp() + greatest(enqueue.delay, interval '0'), '-infinity');
+  end if;
+  if not housed then
     perform posthouse.make_partitions(new_id);
   end if;
   if enqueue.dedupe_key is not null then
@@ -138,14 +159,28 @@ begin
       return;
     end if;
   end if;
-  lane_id := posthouse.lane_for(enqueue.queue, enqueue.priority, enqueue.tenant, enqueue.kind, greatest(due, clock_timestamp()));
   insert into posthouse.payload (id, payload, trace) values (new_id, enqueue.payload, enqueue.trace);
-  -- The clock is read within the statement, after the table is locked: see posthouse.advance_floors.
-  insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, timeout_ms, keyed)
-  values (new_id, lane_id, greatest(due, clock_timestamp()), clock_timestamp(), coalesce(enqueue.max_attempts, 5),
-    extract(epoch from enqueue.timeout) * 1000, enqueue.dedupe_key is not null);
-  perform posthouse.notify_queue(enqueue.queue);
-  return query select new_id, 'queued', false;
+  -- The usual case, a lane that is awake: look once more after it is held. The clock is read within the statement, after the
+  -- table is locked: see posthouse.advance_floors.
+  if lane_id is not null and current_setting('transaction_isolation') = 'read committed'
+     and pg_advisory_xact_lock_shared(1346912001, (lane_id % 128)::int) is not null then
+    insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, timeout_ms, keyed)
+    select new_id, l.id, greatest(due, clock_timestamp()), clock_timestamp(), coalesce(enqueue.max_attempts, 5),
+      extract(epoch from enqueue.timeout) * 1000, enqueue.dedupe_key is not null
+    from posthouse.lane l where l.id = lane_id and l.ready_at <= greatest(due, clock_timestamp());
+    queued := found;
+  end if;
+  if not queued then
+    lane_id := posthouse.lane_for(enqueue.queue, enqueue.priority, enqueue.tenant, enqueue.kind, greatest(due, clock_timestamp()));
+    insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, timeout_ms, keyed)
+    values (new_id, lane_id, greatest(due, clock_timestamp()), clock_timestamp(), coalesce(enqueue.max_attempts, 5),
+      extract(epoch from enqueue.timeout) * 1000, enqueue.dedupe_key is not null);
+  end if;
+  if behind is not true and current_setting('posthouse.notify', true) is distinct from 'off' then
+    perform pg_notify('posthouse_wake', enqueue.queue);
+  end if;
+  id := new_id; state := 'queued'; duplicate := false;
+  return next;
 end $$;
 
 -- Enqueue many jobs at once: a JSON array of objects with the fields of `enqueue`, durations in milliseconds
@@ -156,16 +191,17 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
 set jit = off
 as $$
 #variable_conflict use_column
 declare
-  r record;
   n int;
   ids bigint[];
   holders bigint[];
-  lanes bigint[];
-  lane_id bigint;
+  seen record;
+  lanes bigint[] := '{}';
+  needed boolean[];
 begin
   if jobs is null or jsonb_typeof(jobs) <> 'array' then
     raise exception using errcode = 'PH001', message = 'jobs: must be a JSON array of objects';
@@ -176,45 +212,123 @@ begin
   elsif n > 10000 then
     raise exception using errcode = 'PH001', message = format('jobs: %s in one call, at most 10000 are allowed', n);
   end if;
-  perform posthouse.check_jobs(jobs);
+  select s.* into seen from posthouse.survey(jobs, n) s;
   select array_agg(nextval('posthouse.job_id_seq')) into ids from generate_series(1, n);
   if not exists (select from posthouse.id_range r where r.upper > ids[n] and r.lower <= ids[1]) then
     perform posthouse.make_partitions(ids[n]);
   end if;
   holders := ids;
-  -- Keys are taken in sorted order, so that two batches that share keys cannot deadlock.
+  needed := array_fill(true, array[cardinality(seen.kinds)]);
+  if seen.keyed then
+    holders := posthouse.take_keys(jobs, ids);
+    needed := array(select bool_or(holders[o] = ids[o]) from generate_series(1, n) o group by seen.line_of[o] order by seen.line_of[o]);
+  end if;
+  for i in 1 .. cardinality(needed) loop
+    lanes[i] := case when needed[i] then posthouse.lane_for(seen.queues[i], seen.priorities[i], seen.tenants[i], seen.kinds[i],
+      greatest(seen.dues[i], clock_timestamp())) end;
+  end loop;
+  insert into posthouse.payload (id, payload, trace)
+  select ids[x.ordinal], coalesce(x.payload, '{}'), x.trace
+  from rows from (jsonb_to_recordset(jobs) as (payload jsonb, trace jsonb)) with ordinality x(payload, trace, ordinal)
+  where holders[x.ordinal] = ids[x.ordinal];
+  if seen.plain then
+    insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, keyed)
+    select ids[o], lanes[seen.line_of[o]], clock_timestamp(), clock_timestamp(), 5, false from generate_series(1, n) o;
+  else
+    insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, timeout_ms, keyed)
+    select ids[p.ordinal], lanes[seen.line_of[p.ordinal]], greatest(p.due, clock_timestamp()), clock_timestamp(), p.max_attempts,
+      extract(epoch from p.timeout) * 1000, p.dedupe_key is not null
+    from posthouse.parse_jobs(jobs) p where holders[p.ordinal] = ids[p.ordinal];
+  end if;
+  perform posthouse.notify_lanes(lanes, seen.queues);
+  return query
+    select o.n::int, holders[o.n],
+      case when holders[o.n] = ids[o.n] then 'queued' else posthouse.state_of(holders[o.n]) end, holders[o.n] <> ids[o.n]
+    from generate_series(1, n) o(n);
+end $$;
+
+-- What is in an array of jobs: the lanes they need, which job needs which, whether some have dedupe keys, and whether all are
+-- plain (nothing set but names, priority and payload). Raises PH001 for what cannot be enqueued.
+create or replace function posthouse.survey(jobs jsonb, n int, out queues text[], out tenants text[], out kinds text[],
+  out priorities int[], out dues timestamptz[], out line_of int[], out keyed boolean, out plain boolean)
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+  r record;
+  doubtful boolean := false;
+begin
+  line_of := array_fill(1, array[n]);
+  keyed := false;
+  plain := true;
+  begin
+    for r in
+      select coalesce(x.queue, 'default') as queue, coalesce(x.tenant, 'default') as tenant, x.kind,
+        coalesce(x.priority, 0) as priority, array_agg(x.ordinal::int) as ordinals,
+        bool_or(num_nonnulls(x.delay_ms, x.run_at, x.max_attempts, x.timeout_ms, x.dedupe_key, x.dedupe_for_ms, x.trace) > 0) as extras,
+        bool_or(x.dedupe_key is not null) as keyed, max(pg_column_size(x.payload)) > 33554432 as large
+      from rows from (jsonb_to_recordset(jobs) as (kind text, payload jsonb, queue text, tenant text, priority int, delay_ms float8,
+             run_at timestamptz, max_attempts int, timeout_ms float8, dedupe_key text, dedupe_for_ms float8, trace jsonb))
+        with ordinality x(kind, payload, queue, tenant, priority, delay_ms, run_at, max_attempts, timeout_ms, dedupe_key,
+          dedupe_for_ms, trace, ordinal)
+      group by coalesce(x.queue, 'default'), coalesce(x.tenant, 'default'), x.kind, coalesce(x.priority, 0)
+      order by 1, 2, 3, 4
+    loop
+      queues := queues || r.queue;
+      tenants := tenants || r.tenant;
+      kinds := kinds || r.kind;
+      priorities := priorities || r.priority;
+      dues := dues || '-infinity'::timestamptz;
+      keyed := keyed or r.keyed;
+      plain := plain and not r.extras;
+      -- The names of a lane were checked when it was made.
+      doubtful := doubtful or r.extras or coalesce(r.large, false) or not exists (
+        select from posthouse.lane l where l.queue = r.queue and l.tenant = r.tenant and l.kind = r.kind and l.priority = r.priority);
+      if cardinality(kinds) > 1 then
+        for i in 1 .. cardinality(r.ordinals) loop
+          line_of[r.ordinals[i]] := cardinality(kinds);
+        end loop;
+      end if;
+    end loop;
+  exception when others then
+    doubtful := true;
+  end;
+  if not doubtful then
+    doubtful := exists (
+      select from jsonb_array_elements(jobs) j
+      where j - array['kind', 'payload', 'queue', 'tenant', 'priority', 'delay_ms', 'run_at', 'max_attempts', 'timeout_ms',
+        'dedupe_key', 'dedupe_for_ms', 'trace'] <> '{}');
+  end if;
+  if doubtful then
+    perform posthouse.check_jobs(jobs);
+  end if;
+  if not plain then
+    dues := array(select min(p.due) from posthouse.parse_jobs(jobs) p group by line_of[p.ordinal] order by line_of[p.ordinal]);
+  end if;
+end $$;
+
+-- Take the dedupe keys of an array of jobs. The answer is the job that stands for each, in their order: its own id where it is
+-- new. In sorted order, so that two batches that share keys cannot deadlock.
+create or replace function posthouse.take_keys(jobs jsonb, ids bigint[]) returns bigint[]
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+  r record;
+  holders bigint[] := ids;
+begin
   for r in
     select p.ordinal, p.tenant, p.kind, p.dedupe_key, p.dedupe_for from posthouse.parse_jobs(jobs) p
     where p.dedupe_key is not null order by p.tenant, p.kind, p.dedupe_key, p.ordinal
   loop
     holders[r.ordinal] := posthouse.take_key(r.tenant, r.kind, r.dedupe_key, ids[r.ordinal], r.dedupe_for, ids);
   end loop;
-  lanes := array_fill(0::bigint, array[n]);
-  for r in
-    select p.queue, p.priority, p.tenant, p.kind, min(p.due) as due, array_agg(p.ordinal) as ordinals
-    from posthouse.parse_jobs(jobs) p where holders[p.ordinal] = ids[p.ordinal]
-    group by p.queue, p.priority, p.tenant, p.kind order by p.queue, p.tenant, p.kind, p.priority
-  loop
-    lane_id := posthouse.lane_for(r.queue, r.priority, r.tenant, r.kind, greatest(r.due, clock_timestamp()));
-    if cardinality(r.ordinals) = n then
-      lanes := array_fill(lane_id, array[n]);
-    else
-      for i in 1 .. cardinality(r.ordinals) loop
-        lanes[r.ordinals[i]] := lane_id;
-      end loop;
-    end if;
-  end loop;
-  insert into posthouse.payload (id, payload, trace)
-  select ids[p.ordinal], p.payload, p.trace from posthouse.parse_jobs(jobs) p where holders[p.ordinal] = ids[p.ordinal];
-  insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, timeout_ms, keyed)
-  select ids[p.ordinal], lanes[p.ordinal], greatest(p.due, clock_timestamp()), clock_timestamp(), p.max_attempts,
-    extract(epoch from p.timeout) * 1000, p.dedupe_key is not null
-  from posthouse.parse_jobs(jobs) p where holders[p.ordinal] = ids[p.ordinal];
-  perform posthouse.notify_queue(q.queue) from (select distinct p.queue from posthouse.parse_jobs(jobs) p) q;
-  return query
-    select o.n::int, holders[o.n],
-      case when holders[o.n] = ids[o.n] then 'queued' else posthouse.state_of(holders[o.n]) end, holders[o.n] <> ids[o.n]
-    from generate_series(1, n) o(n);
+  return holders;
 end $$;
 
 -- The jobs of an array as rows, defaults filled in.

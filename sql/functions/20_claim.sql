@@ -50,56 +50,42 @@ begin
   return ends;
 end $$;
 
--- The ready lanes of a priority in visiting order: those behind the cursor first. At most 256 at a time.
-create or replace function posthouse.ready_lanes(queues text[], kinds text[], priority int, after_lane bigint, upto_lane bigint, due timestamptz)
-returns table (lane_id bigint, tenant text)
-language sql stable
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-as $$
-  select l.id, l.tenant
-  from unnest(queues) q(name)
-  cross join lateral (
-    select l.id, l.tenant from posthouse.lane l
-    where l.queue = q.name and l.priority = ready_lanes.priority and l.id > after_lane and l.id <= upto_lane
-      and l.ready_at < 'infinity' and l.ready_at <= due and l.kind = any(kinds)
-    order by l.queue, l.priority, l.id limit 256) l
-  order by l.id limit 256
-$$;
-
 -- How many jobs each of these lanes may give when every tenant gets the same share, in visiting order: tenants take turns
 -- whatever the number of their lanes, first the one behind the tenant of the cursor. Within a tenant the oldest due jobs go
 -- first, whatever their kinds.
 create or replace function posthouse.lane_quotas(lanes bigint[], tenants text[], share int, after_lane bigint, due timestamptz)
 returns table (lane_id bigint, quota int)
-language sql stable
+language plpgsql stable
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
 as $$
-  with v as materialized (
-    select u.lane_id, u.tenant, min(u.lane_id) over (partition by u.tenant) as first_lane
-    from unnest(lanes, tenants) u(lane_id, tenant)
-  ), at as materialized (
-    select coalesce((select v.first_lane from v where v.tenant = (select l.tenant from posthouse.lane l where l.id = after_lane) limit 1),
-                    after_lane) as first_lane
-  )
-  select c.lane_id, count(*)::int
-  from (
-    select v.lane_id, v.first_lane, row_number() over (partition by v.tenant order by j.run_at, j.id) as place
-    from v
-    cross join lateral (
-      select j.run_at, j.id from posthouse.job j
-      where j.lane_id = v.lane_id and j.state = 'queued' and j.run_at <= due
-        and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = v.lane_id
-                                  order by f.floor_at desc limit 1), '-infinity')
-      order by j.lane_id, j.run_at, j.id limit share) j) c
-  cross join at
-  where c.place <= share
-  group by c.lane_id, c.first_lane, at.first_lane
-  order by c.first_lane <= at.first_lane, c.first_lane, c.lane_id
-$$;
+#variable_conflict use_column
+begin
+  return query
+    with v as materialized (
+      select u.lane_id, u.tenant, min(u.lane_id) over (partition by u.tenant) as first_lane
+      from unnest(lanes, tenants) u(lane_id, tenant)
+    ), at as materialized (
+      select coalesce((select v.first_lane from v where v.tenant = (select l.tenant from posthouse.lane l where l.id = after_lane) limit 1),
+                      after_lane) as first_lane
+    )
+    select c.lane_id, count(*)::int
+    from (
+      select v.lane_id, v.first_lane, row_number() over (partition by v.tenant order by j.run_at, j.id) as place
+      from v
+      cross join lateral (
+        select j.run_at, j.id from posthouse.job j
+        where j.lane_id = v.lane_id and j.state = 'queued' and j.run_at <= due
+          and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = v.lane_id
+                                    order by f.floor_at desc limit 1), '-infinity')
+        order by j.lane_id, j.run_at, j.id limit share) j) c
+    cross join at
+    where c.place <= share
+    group by c.lane_id, c.first_lane, at.first_lane
+    order by c.first_lane <= at.first_lane, c.first_lane, c.lane_id;
+end $$;
 
 -- Lock up to `share` due jobs of each lane, `max_jobs` in all, going around those that others hold, and make them running.
 create or replace function posthouse.take_jobs(worker uuid, lanes bigint[], quotas int[], max_jobs int, due timestamptz)
@@ -137,20 +123,24 @@ end $$;
 create or replace function posthouse.claimed_jobs(worker uuid, ids bigint[], fences int[])
 returns table (id bigint, fence bigint, attempt int, max_attempts int, kind text, queue text, tenant text, priority int,
   payload jsonb, timeout_ms bigint, lane bigint, enqueued_at timestamptz, trace jsonb)
-language sql stable
+language plpgsql stable
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
 as $$
-  select j.id, j.fence, j.attempt, j.max_attempts, l.kind, l.queue, l.tenant, l.priority, p.payload, j.timeout_ms, j.lane_id,
-    j.created_at, p.trace
-  from unnest(ids, fences) with ordinality c(id, fence, ord)
-  cross join lateral (select j.* from posthouse.job j where j.id = c.id offset 0) j
-  cross join lateral (select l.* from posthouse.lane l where l.id = j.lane_id offset 0) l
-  cross join lateral (select p.payload, p.trace from posthouse.payload p where p.id = j.id offset 0) p
-  where j.fence = c.fence and j.worker = claimed_jobs.worker and j.state = 'running'
-  order by c.ord
-$$;
+#variable_conflict use_column
+begin
+  return query
+    select j.id, j.fence::bigint, j.attempt, j.max_attempts, l.kind, l.queue, l.tenant, l.priority, p.payload, j.timeout_ms, j.lane_id,
+      j.created_at, p.trace
+    from unnest(ids, fences) with ordinality c(id, fence, ord)
+    cross join lateral (select j.* from posthouse.job j where j.id = c.id offset 0) j
+    cross join lateral (select l.* from posthouse.lane l where l.id = j.lane_id offset 0) l
+    cross join lateral (select p.payload, p.trace from posthouse.payload p where p.id = j.id offset 0) p
+    where j.fence = c.fence and j.worker = claimed_jobs.worker and j.state = 'running'
+    order by c.ord;
+end $$;
 
 -- Claim up to `max_jobs` due jobs of the worker's queues and kinds. `seq` numbers the worker's claims from 1: the same seq
 -- again answers with the same jobs, for when an answer got lost, until the mark of a heartbeat passes it (PH001).
@@ -186,7 +176,7 @@ begin
   -- A caller who goes to sleep with the jobs locked would hold everybody up.
   perform set_config('idle_in_transaction_session_timeout', '10s', true);
   select * into w from posthouse.worker x where x.id = claim.worker for share;
-  if not found or w.dead_at is not null or posthouse.lease_end(w) <= clock_timestamp() then
+  if not found or w.dead_at is not null or (w.expires_at <= clock_timestamp() and posthouse.lease_end(w) <= clock_timestamp()) then
     raise exception using errcode = 'PH005', message = format('worker %s is over: %s', claim.worker,
       case when w.id is null then 'it was never registered' when w.dead_at is not null then 'it was declared dead' else 'its lease has run out' end),
       hint = 'Abort its handlers and register anew with a new id.';
@@ -225,47 +215,57 @@ begin
         hint = 'Ask again: the answer is what that session claimed.';
     end if;
   end if;
-  perform posthouse.rest_lane(e.id) from unnest(empty) e(id) limit 64;
+  if empty <> '{}' then
+    perform posthouse.rest_lane(l.id) from posthouse.lane l where l.id = any(empty[1:64]) and l.awake_until < clock_timestamp();
+  end if;
   return query select j.* from posthouse.claimed_jobs(claim.worker, ids, fences) j;
 end $$;
 
 -- The next larger priority with a lane that may have work.
 create or replace function posthouse.next_priority(queues text[], kinds text[], above bigint, due timestamptz) returns bigint
-language sql stable
+language plpgsql stable
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
 as $$
-  select min(l.priority)
-  from unnest(queues) q(name)
-  cross join lateral (
-    select l.priority from posthouse.lane l
-    where l.queue = q.name and l.priority > above and l.ready_at < 'infinity' and l.ready_at <= due and l.kind = any(kinds)
-    order by l.queue, l.priority, l.id limit 1) l
-$$;
+#variable_conflict use_column
+begin
+  return (
+    select min(l.priority)
+    from unnest(queues) q(name)
+    cross join lateral (
+      select l.priority from posthouse.lane l
+      where l.queue = q.name and l.priority > above and l.ready_at < 'infinity' and l.ready_at <= due and l.kind = any(kinds)
+      order by l.queue, l.priority, l.id limit 1) l);
+end $$;
 
 -- The lane whose oldest due job has waited longest, among 256 ready lanes of each queue: others at every call where there
 -- are more, so that each has its turn however many there are.
 create or replace function posthouse.oldest_lane(queues text[], kinds text[], due timestamptz) returns bigint
-language sql stable
+language plpgsql stable
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
 as $$
-  select l.id
-  from unnest(queues) q(name)
-  cross join lateral (
-    select l.id from posthouse.lane l
-    where l.queue = q.name and l.ready_at < 'infinity' and l.ready_at <= due and l.kind = any(kinds)
-    order by hashint8extended(l.id, (extract(epoch from due) * 1000)::bigint) limit 256) l
-  cross join lateral (
-    select j.run_at from posthouse.job j
-    where j.lane_id = l.id and j.state = 'queued' and j.run_at <= due
-      and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
-                                order by f.floor_at desc limit 1), '-infinity')
-    order by j.lane_id, j.run_at, j.id limit 1) j
-  order by j.run_at limit 1
-$$;
+#variable_conflict use_column
+begin
+  return (
+    select l.id
+    from unnest(queues) q(name)
+    cross join lateral (
+      select l.id from posthouse.lane l
+      where l.queue = q.name and l.ready_at < 'infinity' and l.ready_at <= due and l.kind = any(kinds)
+      order by hashint8extended(l.id, (extract(epoch from due) * 1000)::bigint) limit 256) l
+    cross join lateral (
+      select j.run_at from posthouse.job j
+      where j.lane_id = l.id and j.state = 'queued' and j.run_at <= due
+        and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
+                                  order by f.floor_at desc limit 1), '-infinity')
+      order by j.lane_id, j.run_at, j.id limit 1) j
+    order by j.run_at limit 1);
+end $$;
 
 -- Claim from one priority: tenants take turns, each with the same share; what some leave goes to the others.
 create or replace function posthouse.claim_level(worker uuid, queues text[], kinds text[], priority int, max_jobs int,
@@ -281,35 +281,45 @@ declare
   tenants text[];
   quotas int[];
   share int;
+  heads int;                          -- different tenants
   took record;
   visited bigint[];
-  gave bigint[] := '{}';
-  top bigint := after_lane;
-  wrapped boolean := false;
+  gave bigint[];
+  after_lanes bigint[] := array[after_lane, 0];
+  upto_lanes bigint[] := array[9223372036854775807, after_lane];
+  part bigint;
 begin
   ids := '{}';
   fences := '{}';
   empty := '{}';
   loop
-    -- A window of lanes behind the cursor; once those run out, the lanes from the start up to the cursor belong to it too.
-    select array_agg(r.lane_id), array_agg(r.tenant) into lanes, tenants
-    from posthouse.ready_lanes(queues, kinds, priority, top, case when wrapped then after_lane else 9223372036854775807 end, due) r;
-    top := lanes[cardinality(lanes)];
-    if coalesce(cardinality(lanes), 0) < 256 and not wrapped then
-      wrapped := true;
-      select lanes || array_agg(r.lane_id), tenants || array_agg(r.tenant), coalesce(max(r.lane_id), after_lane) into lanes, tenants, top
-      from posthouse.ready_lanes(queues, kinds, priority, 0, after_lane, due) r;
-    end if;
+    -- A window of at most 256 ready lanes: those behind the cursor, then those from the start up to the cursor.
+    select array_agg(r.id), array_agg(r.tenant), max(r.part) into lanes, tenants, part
+    from (
+      select l.id, l.tenant, b.part
+      from unnest(queues) q(name)
+      cross join unnest(after_lanes, upto_lanes) with ordinality b(after_lane, upto_lane, part)
+      cross join lateral (
+        select l.id, l.tenant from posthouse.lane l
+        where l.queue = q.name and l.priority = claim_level.priority and l.id > b.after_lane and l.id <= b.upto_lane
+          and l.ready_at < 'infinity' and l.ready_at <= due and l.kind = any(kinds)
+        order by l.queue, l.priority, l.id limit 256) l
+      order by b.part, l.id limit 256) r;
     exit when lanes is null;
     visited := lanes;
+    gave := '{}';
     loop
-      share := ceil((max_jobs - cardinality(ids))::numeric / (select count(distinct t) from unnest(tenants) t));
+      share := max_jobs - cardinality(ids);
       if cardinality(lanes) = 1 then
         quotas := array[share];
-      elsif cardinality(lanes) > (select count(distinct t) from unnest(tenants) t) then
-        select array_agg(q.lane_id), array_agg(q.quota) into lanes, quotas from posthouse.lane_quotas(lanes, tenants, share, after_lane, due) q;
       else
-        quotas := array_fill(share, array[cardinality(lanes)]);
+        heads := (select count(distinct t) from unnest(tenants) t);
+        share := ceil(share::numeric / heads);
+        if cardinality(lanes) > heads then
+          select array_agg(q.lane_id), array_agg(q.quota) into lanes, quotas from posthouse.lane_quotas(lanes, tenants, share, after_lane, due) q;
+        else
+          quotas := array_fill(share, array[cardinality(lanes)]);
+        end if;
       end if;
       exit when lanes is null;
       select * into took from posthouse.take_jobs(worker, lanes, quotas, max_jobs - cardinality(ids), due);
@@ -317,7 +327,7 @@ begin
       ids := ids || took.ids;
       fences := fences || took.fences;
       gave := gave || took.from_lanes;
-      exit when cardinality(ids) >= max_jobs;
+      exit when cardinality(ids) >= max_jobs or cardinality(lanes) = 1;
       -- Those that gave their whole share may have more.
       select array_agg(g.lane_id order by v.ord), array_agg(l.tenant order by v.ord) into lanes, tenants
       from (select f as lane_id, count(*) as jobs from unnest(took.from_lanes) f group by f) g
@@ -325,8 +335,18 @@ begin
       join posthouse.lane l on l.id = g.lane_id;
       exit when lanes is null;
     end loop;
-    empty := empty || array(select v from unnest(visited) v except select g from unnest(gave) g);
-    exit when cardinality(ids) >= max_jobs;
+    if gave = '{}' then
+      empty := empty || visited;
+    elsif cardinality(visited) > 1 then
+      empty := empty || array(select v from unnest(visited) v except select g from unnest(gave) g);
+    end if;
+    exit when cardinality(ids) >= max_jobs or cardinality(visited) < 256;
+    if part = 1 then
+      after_lanes[1] := visited[256];
+    else
+      after_lanes := array[visited[256]];
+      upto_lanes := array[after_lane];
+    end if;
   end loop;
 end $$;
 
@@ -359,28 +379,32 @@ end $$;
 
 -- In how many milliseconds a claim of this worker may find something: 0 at once, null if nothing is known.
 create or replace function posthouse.next_due(worker uuid) returns bigint
-language sql stable
+language plpgsql stable
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
 as $$
-  -- Not greatest(): that would make 0 of null.
-  select case when min(greatest(l.ready_at, j.run_at)) <= clock_timestamp() then 0
-    else ceil(extract(epoch from min(greatest(l.ready_at, j.run_at)) - clock_timestamp()) * 1000) end::bigint
-  from posthouse.worker w
-  cross join lateral unnest(w.queues) q(name)
-  cross join lateral (
-    select l.id, l.ready_at from posthouse.lane l
-    where l.queue = q.name and l.ready_at < 'infinity' and l.kind = any(w.kinds)
-    order by l.queue, l.priority, l.id limit 1000) l
-  cross join lateral (
-    select j.run_at from posthouse.job j
-    where j.lane_id = l.id and j.state = 'queued'
-      and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
-                                order by f.floor_at desc limit 1), '-infinity')
-    order by j.lane_id, j.run_at, j.id limit 1) j
-  where w.id = next_due.worker
-$$;
+#variable_conflict use_column
+begin
+  return (
+    -- Not greatest(): that would make 0 of null.
+    select case when min(greatest(l.ready_at, j.run_at)) <= clock_timestamp() then 0
+      else ceil(extract(epoch from min(greatest(l.ready_at, j.run_at)) - clock_timestamp()) * 1000) end::bigint
+    from posthouse.worker w
+    cross join lateral unnest(w.queues) q(name)
+    cross join lateral (
+      select l.id, l.ready_at from posthouse.lane l
+      where l.queue = q.name and l.ready_at < 'infinity' and l.kind = any(w.kinds)
+      order by l.queue, l.priority, l.id limit 1000) l
+    cross join lateral (
+      select j.run_at from posthouse.job j
+      where j.lane_id = l.id and j.state = 'queued'
+        and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
+                                  order by f.floor_at desc limit 1), '-infinity')
+      order by j.lane_id, j.run_at, j.id limit 1) j
+    where w.id = next_due.worker);
+end $$;
 
 -- Whether nothing is due, later or running in the worker's queues and kinds.
 create or replace function posthouse.is_empty(worker uuid) returns boolean

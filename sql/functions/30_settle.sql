@@ -90,7 +90,7 @@ begin
       max_attempts, state, flags, result, usage, errors)
     select g.id, g.lane_id, g.created_at, g.started_at, clock_timestamp(), g.worker, g.timeout_ms, g.fence, g.attempt,
       g.max_attempts, 'done',
-      nullif(array(select jsonb_array_elements_text(flags[width_bucket(g.id, ids)])), '{}'),
+      case when flags[width_bucket(g.id, ids)] is not null then array(select jsonb_array_elements_text(flags[width_bucket(g.id, ids)])) end,
       results[width_bucket(g.id, ids)], usages[width_bucket(g.id, ids)],
       case when g.errors > 0 then posthouse.gather_errors(g.id) end
     from gone g
@@ -288,6 +288,26 @@ begin
   verdict := case when seen then 'already' else 'lost' end;
 end $$;
 
+-- The outcomes `done` of an array, sorted by id, one a job.
+create or replace function posthouse.done_outcomes(outcomes jsonb, out ids bigint[], out fences int[], out results jsonb[],
+  out usages jsonb[], out flags jsonb[])
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+  select array_agg(d.id), array_agg(d.fence), array_agg(d.result), array_agg(d.usage), array_agg(d.flags)
+  into ids, fences, results, usages, flags
+  from (
+    select distinct on (x.id) x.id, x.fence,
+      case when pg_column_size(x.result) > 33554432 then posthouse.cap_json(x.result, 33554432) else x.result end as result,
+      case when pg_column_size(x.usage) > 65536 then posthouse.cap_json(x.usage, 65536) else x.usage end as usage,
+      case when pg_column_size(x.result) > 33554432 then coalesce(x.flags, '[]') || '["truncated"]' else '[]' || x.flags end as flags
+    from jsonb_to_recordset(outcomes) x(id bigint, fence int, outcome text, result jsonb, usage jsonb, flags jsonb)
+    where x.outcome = 'done' and x.fence is not null
+    order by x.id, x.fence desc) d;
+end $$;
+
 -- Record outcomes: a JSON array of {"id", "fence", "outcome": done|retry|snooze|fail|cancelled|release, "result", "usage",
 -- "error": {"class", "message", "detail"}, "delay_ms", "reason", "max_deferral_ms"}. Answers per outcome: applied, already (it
 -- was recorded before, the answer got lost), lost (the attempt is no longer the right one: write nothing else), or invalid.
@@ -301,13 +321,10 @@ set jit = off
 as $$
 #variable_conflict use_column
 declare
+  whole jsonb;
   list jsonb[];
   o jsonb;
-  ids bigint[];
-  fences int[];
-  results jsonb[];
-  usages jsonb[];
-  flags jsonb[];
+  d record;
   applied bigint[] := '{}';
 begin
   perform posthouse.check_isolation();
@@ -315,28 +332,29 @@ begin
     raise exception using errcode = 'PH001', message = 'outcomes: must be a JSON array of objects';
   end if;
   begin
-    list := array(select jsonb_array_elements(outcomes::jsonb));
+    whole := outcomes;
+    select x.* into d from posthouse.done_outcomes(whole) x;
   exception when others then
+    -- Something in it cannot be stored, or is no outcome: clean it, and take what is left one by one.
+    whole := null;
     list := array(select posthouse.storable(e) from json_array_elements(outcomes) e);
+    select array_agg(x.id) as ids, array_agg(x.fence) as fences, array_agg(x.result) as results, array_agg(x.usage) as usages,
+      array_agg(x.flags) as flags into d
+    from (
+      select distinct on (x.ids[1]) x.ids[1] as id, x.fences[1] as fence, x.results[1] as result, x.usages[1] as usage, x.flags[1] as flags
+      from unnest(list) e
+      cross join lateral posthouse.done_outcomes(case when posthouse.is_attempt(e) then jsonb_build_array(e) else '[]' end) x
+      where x.ids is not null
+      order by x.ids[1], x.fences[1] desc) x;
   end;
-  select array_agg(d.id order by d.id), array_agg(d.fence order by d.id), array_agg(d.result order by d.id),
-    array_agg(d.usage order by d.id), array_agg(d.flags order by d.id)
-  into ids, fences, results, usages, flags
-  from (
-    select distinct on ((e ->> 'id')::bigint) (e ->> 'id')::bigint as id, (e ->> 'fence')::int as fence,
-      posthouse.cap_json(e -> 'result', 33554432) as result, posthouse.cap_json(nullif(e -> 'usage', 'null'), 65536) as usage,
-      coalesce(e -> 'flags', '[]') || case when pg_column_size(e -> 'result') > 33554432 then '["truncated"]' else '[]' end::jsonb as flags
-    from unnest(list) e
-    where e ->> 'outcome' = 'done' and (e ->> 'id') ~ '^[0-9]{1,18}$' and (e ->> 'fence') ~ '^[0-9]{1,9}$'
-    order by (e ->> 'id')::bigint, (e ->> 'fence')::int desc) d;
-  if ids is not null then
-    applied := posthouse.settle_done(settle.worker, ids, fences, results, usages, flags);
+  if d.ids is not null then
+    applied := posthouse.settle_done(settle.worker, d.ids, d.fences, d.results, d.usages, d.flags);
   end if;
-  if cardinality(applied) = cardinality(list) then
-    return query select a, fences[width_bucket(a, ids)]::bigint, 'applied', 'done' from unnest(applied) a;
+  if cardinality(applied) = coalesce(jsonb_array_length(whole), cardinality(list)) then
+    return query select a, d.fences[width_bucket(a, d.ids)]::bigint, 'applied', 'done' from unnest(applied) a;
     return;
   end if;
-  foreach o in array list loop
+  foreach o in array coalesce(list, array(select jsonb_array_elements(whole))) loop
     if not posthouse.is_attempt(o) then
       id := null; fence := null; verdict := 'invalid'; state := null;
       return next;
@@ -344,7 +362,7 @@ begin
     end if;
     id := (o ->> 'id')::bigint;
     fence := (o ->> 'fence')::bigint;
-    if o ->> 'outcome' = 'done' and id = any(applied) and fences[width_bucket(id, ids)] = fence then
+    if o ->> 'outcome' = 'done' and id = any(applied) and d.fences[width_bucket(id, d.ids)] = fence then
       verdict := 'applied'; state := 'done';
     elsif o ->> 'outcome' is distinct from 'done' then
       state := posthouse.settle_other(settle.worker, o);

@@ -232,6 +232,7 @@ async fn sleep_against_an_enqueue(cure: bool) -> usize {
     let (queue, s) = Queue::with_session().await;
     if !cure {
         s.cripple("hold_lane", "pg_advisory_xact_lock_shared(1346912001, (lane_id % 128)::int)", "1").await;
+        s.cripple("enqueue", "pg_advisory_xact_lock_shared(1346912001, (lane_id % 128)::int)", "1").await;
     }
     let enqueuer = queue.session().await;
     s.run(IMPATIENT).await;
