@@ -22,6 +22,8 @@ const FILLERS: u32 = 2;
 const CALL: u32 = 10_000;
 /// Of all claims, this part before them does not count.
 const WARM_UP: u32 = 10;
+/// Claims between two looks at how many tenants are at rest: enough to have seen all of those that are not.
+const ROUND: u32 = 50;
 /// Tenants without work are at rest by then.
 const REST: Duration = Duration::from_secs(120);
 
@@ -77,15 +79,10 @@ pub(crate) async fn tenants(scratch: &Scratch, sizes: &Sizes) -> Result<Vec<Samp
         in_turn(&mut many, &mut one, sizes.claims_timed / WARM_UP).await?;
         in_turn(&mut many, &mut one, sizes.claims_timed).await?;
         samples.extend(compared(&many, &one, "others just ran empty"));
-        let deadline = Instant::now() + REST;
-        while awake(&client).await? > i64::from(busy) {
-            if Instant::now() > deadline {
-                return Err(Error::Stuck("tenants: those without work do not come to rest".to_owned()));
-            }
-            in_turn(&mut many, &mut one, 1).await?;
-        }
+        let left = come_to_rest(&client, busy, &mut many, &mut one).await?;
         in_turn(&mut many, &mut one, sizes.claims_timed).await?;
         samples.extend(compared(&many, &one, "others at rest"));
+        samples.push(Sample::new("others at rest: not yet", "", left));
         Ok(samples)
     })
     .await
@@ -110,6 +107,23 @@ fn compared(many: &Claims, one: &Claims, when: &str) -> Vec<Sample> {
         Sample::new(format!("{when}: claim p99 of one tenant"), "ms", one),
         Sample::new(format!("{when}: claim p99, many tenants to one"), "", many / one),
     ]
+}
+
+/// Goes on until claims do not send any more tenants to rest. Answers with the number of those that have no work and yet are
+/// not at rest.
+async fn come_to_rest(client: &Client, busy: u32, many: &mut Claims, one: &mut Claims) -> Result<f64> {
+    let deadline = Instant::now() + REST;
+    loop {
+        let before = awake(client).await?;
+        in_turn(many, one, ROUND).await?;
+        // Those that were served a moment ago are left alone at first.
+        if awake(client).await? == before && before < 2 * i64::from(busy) {
+            return Ok(u32::try_from(before).map_or(f64::INFINITY, f64::from) - f64::from(busy));
+        }
+        if Instant::now() > deadline {
+            return Err(Error::Stuck("tenants: those without work do not come to rest".to_owned()));
+        }
+    }
 }
 
 /// Tenants of the queue that claims look at.

@@ -75,6 +75,8 @@ async fn claims_are_timed_at_every_depth_and_from_many_tenants() {
     for when in ["others just ran empty", "others at rest"] {
         assert!(figures[&*format!("{when}: claim p99, many tenants to one")] > 0.0, "{figures:?}");
     }
+    let awake = figures["others at rest: not yet"];
+    assert!((0.0..10.0).contains(&awake), "{figures:?}");
     // Two that are not measured over time.
     assert_eq!(svg(&report), None);
 }

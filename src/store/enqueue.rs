@@ -2,18 +2,18 @@
 
 use std::borrow::Borrow;
 
+use bytes::BytesMut;
 use serde::Serialize;
 use serde_json::value::RawValue;
-use tokio_postgres::types::{Json, ToSql, Type};
+use tokio_postgres::types::{Format, IsNull, Json, ToSql, Type, to_sql_checked};
 use tokio_postgres::{GenericClient, Row};
 
 use super::connection::{Parameter, Store, p};
 use crate::error::{Error, Result};
 use crate::job::{DedupeFor, Enqueued, NewJob};
 
-const ONE: &str = "select id, state, duplicate from posthouse.enqueue(kind => $1, payload => $2, queue => coalesce($3, 'default'), \
-    tenant => coalesce($4, 'default'), priority => coalesce($5, 0), delay => $6 * interval '1 millisecond', run_at => $7::text::timestamptz, \
-    max_attempts => $8, timeout => $9 * interval '1 millisecond', dedupe_key => $10, dedupe_for => $11 * interval '1 millisecond')";
+// Short, and with parameters of the types that the function takes: what there is to parse and plan counts at each call.
+const ONE: &str = "select id, state, duplicate from posthouse.enqueue($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
 
 const MANY: &str = "select id, state, duplicate from posthouse.enqueue_many($1) order by ordinal";
 
@@ -29,20 +29,50 @@ impl NewJob {
     }
 
     fn parameters(&self) -> Vec<Parameter> {
+        let name = |name: &Option<String>| name.clone().unwrap_or_else(|| "default".to_owned());
+        let interval = |ms: f64| Spelled(format!("{} milliseconds", ms.min(LONGEST_MS)));
         vec![
             p(self.kind.clone(), Type::TEXT),
             p(Json(self.payload.clone()), Type::JSONB),
-            p(self.queue.clone(), Type::TEXT),
-            p(self.tenant.clone(), Type::TEXT),
-            p(self.priority, Type::INT4),
-            p(self.delay.map(|d| d.as_secs_f64() * 1000.0), Type::FLOAT8),
-            p(self.run_at.clone(), Type::TEXT),
+            p(name(&self.queue), Type::TEXT),
+            p(name(&self.tenant), Type::TEXT),
+            p(self.priority.unwrap_or(0), Type::INT4),
+            p(self.delay.map(|d| interval(d.as_secs_f64() * 1000.0)), Type::INTERVAL),
+            p(self.run_at.clone().map(Spelled), Type::TIMESTAMPTZ),
             p(self.max_attempts.map(|n| i32::try_from(n).unwrap_or(i32::MAX)), Type::INT4),
-            p(self.timeout.map(|d| d.as_secs_f64() * 1000.0), Type::FLOAT8),
+            p(self.timeout.map(|d| interval(d.as_secs_f64() * 1000.0)), Type::INTERVAL),
             p(self.dedupe.as_ref().map(|d| d.0.clone()), Type::TEXT),
-            p(self.dedupe_for_ms(), Type::FLOAT8),
+            p(self.dedupe_for_ms().map(interval), Type::INTERVAL),
         ]
     }
+}
+
+/// Longer than any duration that `posthouse.enqueue` takes, and short enough for an interval.
+const LONGEST_MS: f64 = 1e15;
+
+/// A value as Postgres reads it in text: a time or an interval, for which the driver has no type.
+#[derive(Debug)]
+struct Spelled(String);
+
+impl ToSql for Spelled {
+    fn to_sql(
+        &self,
+        _: &Type,
+        out: &mut BytesMut,
+    ) -> std::result::Result<IsNull, Box<dyn std::error::Error + Sync + Send>> {
+        out.extend_from_slice(self.0.as_bytes());
+        Ok(IsNull::No)
+    }
+
+    fn accepts(ty: &Type) -> bool {
+        matches!(*ty, Type::TIMESTAMPTZ | Type::INTERVAL)
+    }
+
+    fn encode_format(&self, _: &Type) -> Format {
+        Format::Text
+    }
+
+    to_sql_checked!();
 }
 
 /// A job as `posthouse.enqueue_many` reads it.
