@@ -85,7 +85,7 @@ pub(crate) async fn attempt(shared: Arc<Shared>, claimed: Claimed) {
         Ending::Decided(outcome) => Settlement::new(id, fence, with_delay(outcome, &shared, &context)),
         Ending::Release => Settlement::release(id, fence),
         Ending::Lost => {
-            incarnation.ledger().forget(id, fence);
+            incarnation.ledger().let_go(id, fence);
             tracing::warn!(job = id, kind = context.kind(), attempt = context.attempt(), "job lost");
             return shared.emit(&Event::Lost { job: context.job() });
         }

@@ -133,11 +133,11 @@ impl Claimer {
         mut permits: Permits,
     ) -> Catch {
         self.after_lane = jobs.last().map_or(0, |job| job.lane);
-        let found = !jobs.is_empty();
+        let (found, brought) = (!jobs.is_empty(), jobs.len());
         let mut held = Vec::with_capacity(jobs.len());
         let mut claimed = Vec::with_capacity(jobs.len());
         for mut job in jobs {
-            // A claim never brings more than was asked for; if it did, the surplus would be released as not held.
+            // A claim never brings more than was asked for; if it did, the surplus is released as not held.
             let (Some(slot), Some(room)) = (permits.slots.split(1), permits.room.split(1)) else { break };
             let payload = std::mem::replace(&mut job.payload, RawValue::NULL.to_owned());
             let (lease, store) = (incarnation.lease.clone(), self.shared.settle_store.clone());
@@ -149,6 +149,9 @@ impl Claimer {
         if !incarnation.ledger().answered(seq, held) || incarnation.lease.is_over(Instant::now()) {
             tracing::warn!(seq, jobs = claimed.len(), "the answer to a claim came too late; nothing is started");
             return Catch::Failed;
+        }
+        if claimed.len() < brought {
+            incarnation.ledger().doubt(seq);
         }
         for job in claimed {
             if self.shared.stop.is_cancelled() {

@@ -188,7 +188,7 @@ impl<'a> Heart<'a> {
     /// Sends one heartbeat and acts on the answer.
     async fn beat(&mut self) -> Beaten {
         let settings = &self.shared.settings;
-        let Holding { mark, oldest, held } = self.incarnation.ledger().holding();
+        let Holding { mark, oldest, doubts, held } = self.incarnation.ledger().holding();
         let beat = Beat { mark, oldest, held, with_list: self.with_list };
         let sent = Instant::now();
         let answer = self.store.heartbeat(self.incarnation.worker, &beat).await;
@@ -201,6 +201,9 @@ impl<'a> Heart<'a> {
                     return Beaten::Over("the answer to the heartbeat came too late");
                 }
                 self.act_on(&pulse, &beat);
+                if !pulse.mismatch {
+                    self.incarnation.ledger().looked_into(&doubts);
+                }
                 // The sum was another: say at once what is held, but never list after list without a pause.
                 let repeat = pulse.mismatch && !self.with_list;
                 self.with_list = repeat;

@@ -4,6 +4,10 @@
 //! sends what is held together with the *mark*: the highest number at or below which every claim was answered or given
 //! up. Postgres releases jobs that were claimed at or below the mark and are not held: their answer never arrived. Both
 //! are taken under one lock, so a job is never missing from one and covered by the other.
+//!
+//! Claims below *oldest* are over for good, so that Postgres need not look at them: all their jobs are settled. A claim
+//! that was given up, or a job that was let go of without Postgres' word that it is settled, is in *doubt*: `oldest` does
+//! not pass it before a heartbeat that covers it was answered.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -16,6 +20,8 @@ pub(crate) struct Ledger<T> {
     held: HashMap<i64, Held<T>>,
     /// How many held jobs came from each claim, to know the oldest.
     held_by_seq: BTreeMap<i64, usize>,
+    /// How often each claim came into doubt since it was last out of it.
+    doubts: BTreeMap<i64, u32>,
     closed: bool,
 }
 
@@ -31,21 +37,27 @@ struct Held<T> {
 pub(crate) struct Holding {
     /// Every claim up to this one was answered or given up.
     pub(crate) mark: i64,
-    /// The lowest claim that still has a held job, or `mark + 1`.
+    /// The lowest claim that still has a held job or is in doubt, or `mark + 1`.
     pub(crate) oldest: i64,
+    /// The claims in doubt, for [`Ledger::looked_into`].
+    pub(crate) doubts: Vec<(i64, u32)>,
     /// (job, fence)
     pub(crate) held: Vec<(i64, i64)>,
 }
 
 impl<T> Default for Ledger<T> {
     fn default() -> Self {
-        Self { last_seq: 0, open: None, held: HashMap::new(), held_by_seq: BTreeMap::new(), closed: false }
+        let (held, held_by_seq, doubts) = (HashMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { last_seq: 0, open: None, held, held_by_seq, doubts, closed: false }
     }
 }
 
 impl<T> Ledger<T> {
     /// The number of the next claim, which is now on its way. One that was still open is given up.
     pub(crate) fn begin(&mut self) -> i64 {
+        if let Some(seq) = self.open {
+            self.give_up(seq);
+        }
         self.last_seq += 1;
         self.open = Some(self.last_seq);
         self.last_seq
@@ -70,15 +82,29 @@ impl<T> Ledger<T> {
     pub(crate) fn give_up(&mut self, seq: i64) {
         if self.open == Some(seq) {
             self.open = None;
+            self.doubt(seq);
         }
     }
 
-    /// The job is no longer held under this fence: its settle was answered, or it was lost.
+    /// The job is no longer held under this fence: Postgres said that it is settled.
     pub(crate) fn forget(&mut self, id: i64, fence: i64) {
-        if self.held.get(&id).is_some_and(|held| held.fence == fence)
-            && let Some(held) = self.held.remove(&id)
-        {
-            self.uncount(held.seq);
+        self.remove(id, fence);
+    }
+
+    /// The job is no longer held under this fence, and Postgres may think that it still is.
+    pub(crate) fn let_go(&mut self, id: i64, fence: i64) {
+        if let Some(seq) = self.remove(id, fence) {
+            self.doubt(seq);
+        }
+    }
+
+    /// A heartbeat with these doubts was answered, and the answer fits what was held: nothing is left of them in Postgres.
+    /// A claim that came into doubt again meanwhile stays there.
+    pub(crate) fn looked_into(&mut self, doubts: &[(i64, u32)]) {
+        for (seq, times) in doubts {
+            if self.doubts.get(seq) == Some(times) {
+                self.doubts.remove(seq);
+            }
         }
     }
 
@@ -105,8 +131,24 @@ impl<T> Ledger<T> {
     /// For a heartbeat.
     pub(crate) fn holding(&self) -> Holding {
         let mark = self.open.map_or(self.last_seq, |open| open - 1);
-        let oldest = self.held_by_seq.keys().next().copied().unwrap_or(mark + 1);
-        Holding { mark, oldest, held: self.held.iter().map(|(id, held)| (*id, held.fence)).collect() }
+        let first = [self.held_by_seq.keys().next(), self.doubts.keys().next()];
+        let oldest = first.into_iter().flatten().min().copied().unwrap_or(mark + 1);
+        let doubts = self.doubts.iter().map(|(seq, times)| (*seq, *times)).collect();
+        Holding { mark, oldest, doubts, held: self.held.iter().map(|(id, held)| (*id, held.fence)).collect() }
+    }
+
+    /// Answers with the claim that the job came from.
+    fn remove(&mut self, id: i64, fence: i64) -> Option<i64> {
+        self.held.get(&id).filter(|held| held.fence == fence)?;
+        let seq = self.held.remove(&id)?.seq;
+        self.uncount(seq);
+        Some(seq)
+    }
+
+    /// Jobs of this claim may run in Postgres under our name without being held.
+    pub(crate) fn doubt(&mut self, seq: i64) {
+        let times = self.doubts.entry(seq).or_default();
+        *times = times.wrapping_add(1);
     }
 
     fn uncount(&mut self, seq: i64) {
@@ -152,12 +194,42 @@ mod tests {
         let mut ledger = Ledger::default();
         let seq = ledger.begin();
         ledger.give_up(seq);
-        assert_eq!(holding(&ledger), (1, 2, 0));
+        assert_eq!(holding(&ledger), (1, 1, 0));
         assert!(!ledger.answered(seq, [(7, 1, ())]));
         assert_eq!(ledger.len(), 0);
         let seq = ledger.begin();
         ledger.close();
         assert!(!ledger.answered(seq, [(7, 1, ())]), "everything is over");
+    }
+
+    #[test]
+    fn postgres_looks_once_at_what_is_in_doubt_before_it_is_over() {
+        let mut ledger = Ledger::default();
+        let given_up = ledger.begin();
+        ledger.give_up(given_up);
+        let seq = ledger.begin();
+        ledger.answered(seq, [(7, 1, ()), (8, 1, ())]);
+        assert_eq!(holding(&ledger), (2, given_up, 2));
+        let sent = ledger.holding();
+        ledger.looked_into(&sent.doubts);
+        assert_eq!(holding(&ledger), (2, seq, 2));
+        ledger.let_go(7, 1);
+        let sent = ledger.holding();
+        // Held when the heartbeat was sent, so that it says nothing about this one.
+        ledger.let_go(8, 1);
+        ledger.looked_into(&sent.doubts);
+        assert_eq!(holding(&ledger), (2, seq, 0));
+        let sent = ledger.holding();
+        ledger.looked_into(&sent.doubts);
+        assert_eq!(holding(&ledger), (2, 3, 0));
+    }
+
+    #[test]
+    fn a_claim_replaced_by_the_next_is_in_doubt() {
+        let mut ledger = Ledger::<()>::default();
+        ledger.begin();
+        ledger.begin();
+        assert_eq!(holding(&ledger), (1, 1, 0));
     }
 
     #[test]
@@ -174,11 +246,14 @@ mod tests {
 
     proptest! {
         /// Whatever happens in whatever order: a claim at or below the mark is closed, every held job is in the list, and
-        /// none is older than `oldest`.
+        /// none is older than `oldest`, nor is any claim with a job that runs in Postgres without being held.
         #[test]
-        fn mark_and_held_always_fit(steps in prop::collection::vec((0..4u8, 0..12i64), 0..200)) {
+        fn mark_and_held_always_fit(steps in prop::collection::vec((0..6u8, 0..12i64), 0..200)) {
             let mut ledger = Ledger::default();
             let mut model: HashMap<i64, (i64, i64)> = HashMap::new();
+            // Claims with jobs that Postgres takes for running and that are not held.
+            let mut strays: Vec<i64> = Vec::new();
+            let mut sent: Option<(Holding, Vec<i64>)> = None;
             let (mut open, mut seq, mut fence) = (None, 0, 0);
             for (what, id) in steps {
                 match (what, open) {
@@ -194,7 +269,27 @@ mod tests {
                     }
                     (2, Some(s)) => {
                         ledger.give_up(s);
+                        strays.push(s);
                         open = None;
+                    }
+                    (3, _) => {
+                        if let Some((f, s)) = model.remove(&id) {
+                            ledger.let_go(id, f);
+                            strays.push(s);
+                        }
+                    }
+                    // A heartbeat that Postgres has looked into: it takes back the strays of that moment from `oldest` on.
+                    (4, _) => {
+                        if let Some((holding, seen)) = sent.take() {
+                            for stray in seen.into_iter().filter(|seq| (holding.oldest..=holding.mark).contains(seq)) {
+                                if let Some(at) = strays.iter().position(|seq| *seq == stray) {
+                                    strays.swap_remove(at);
+                                }
+                            }
+                            ledger.looked_into(&holding.doubts);
+                        } else {
+                            sent = Some((ledger.holding(), strays.clone()));
+                        }
                     }
                     _ => {
                         if let Some((f, _)) = model.remove(&id) {
@@ -205,7 +300,11 @@ mod tests {
                 let holding = ledger.holding();
                 prop_assert_eq!(holding.mark, open.map_or(seq, |s: i64| s - 1));
                 let oldest = model.values().map(|(_, s)| *s).min().unwrap_or(holding.mark + 1);
-                prop_assert_eq!(holding.oldest, oldest);
+                prop_assert!(holding.oldest <= oldest);
+                prop_assert!(strays.iter().all(|seq| *seq >= holding.oldest), "{strays:?} before {}", holding.oldest);
+                if holding.doubts.is_empty() {
+                    prop_assert_eq!(holding.oldest, oldest);
+                }
                 let mut held = holding.held;
                 held.sort_unstable();
                 let mut expected: Vec<_> = model.iter().map(|(id, (f, _))| (*id, *f)).collect();

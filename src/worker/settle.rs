@@ -79,7 +79,8 @@ impl Settler {
 
     /// The next batch: outcomes of one incarnation, not too many, not too big.
     fn batch(&mut self) -> (Vec<Slip>, Vec<Settlement>) {
-        let mut batch = (Vec::new(), Vec::new());
+        let rows = self.pending.len().min(self.limit);
+        let mut batch = (Vec::with_capacity(rows), Vec::with_capacity(rows));
         let mut bytes = 0;
         let worker = self.pending.front().map(|filed| filed.slip.incarnation.worker);
         while let Some(next) = self.pending.front() {
@@ -143,6 +144,8 @@ impl Settler {
                     let verdict = other.map(|settled| settled.verdict);
                     tracing::warn!(job = id, fence, ?verdict, "the outcome was refused: the job is not ours any more");
                     self.shared.emit(&Event::Lost { job: slip.context.job() });
+                    slip.incarnation.ledger().let_go(id, fence);
+                    continue;
                 }
             }
             slip.incarnation.ledger().forget(id, fence);
