@@ -14,6 +14,7 @@ use crate::figure::{Sample, number, percentiles};
 use crate::ground::{Scratch, connect};
 use crate::jobs::Noop;
 use crate::sizes::{BATCH, Sizes};
+use crate::statements::Statements;
 use crate::tables::vacuum;
 
 /// Connections that fill the queue.
@@ -34,7 +35,8 @@ const ONE: &str = "one";
 /// Claims from ever larger backlogs in one database.
 pub(crate) async fn depths(scratch: &Scratch, sizes: &Sizes) -> Result<Vec<Sample>> {
     let client = connect(&scratch.url).await?;
-    let (mut samples, mut p99) = (Vec::new(), Vec::new());
+    let statements = Statements::count(scratch).await?;
+    let (mut samples, mut seen) = (Vec::new(), Vec::new());
     let (mut there, mut filled) = (0, 0.0);
     for depth in sizes.depths {
         let start = Instant::now();
@@ -42,25 +44,50 @@ pub(crate) async fn depths(scratch: &Scratch, sizes: &Sizes) -> Result<Vec<Sampl
         filled = f64::from(depth - there) / start.elapsed().as_secs_f64();
         there = depth;
         settle_down(&client).await?;
-        let mut claims = Claims::begin(scratch, "default").await?;
-        with_housekeeping(scratch, async {
-            claims.turns(sizes.claims_timed / WARM_UP).await?;
-            claims.turns(sizes.claims_timed).await
-        })
-        .await?;
-        let [p50, _, claim] = of(&claims.claims);
-        let [_, _, settle] = of(&claims.settles);
-        let depth = number(depth.into());
-        samples.push(Sample::new(format!("claim p50 at {depth} jobs"), "ms", p50));
-        samples.push(Sample::new(format!("claim p99 at {depth} jobs"), "ms", claim));
-        p99.push((claim, settle));
+        let (at, name) = (at_depth(scratch, sizes, statements.as_ref()).await?, number(depth.into()));
+        samples.push(Sample::new(format!("claim p50 at {name} jobs"), "ms", at.claim_p50));
+        samples.push(Sample::new(format!("claim p99 at {name} jobs"), "ms", at.claim_p99));
+        samples.extend(at.buffers.map(|buffers| Sample::new(format!("buffers a claim at {name} jobs"), "", buffers)));
+        seen.push(at);
     }
-    if let [(claim, settle), .., (last_claim, last_settle)] = p99[..] {
-        samples.push(Sample::new("claim p99, largest to smallest", "", last_claim / claim));
-        samples.push(Sample::new("settle p99, largest to smallest", "", last_settle / settle));
+    if let [first, .., last] = &seen[..] {
+        let ratio = |of: &str, of_last: f64, of_first: f64| {
+            Sample::new(format!("{of}, largest to smallest"), "", of_last / of_first)
+        };
+        samples.push(ratio("claim p50", last.claim_p50, first.claim_p50));
+        samples.push(ratio("claim p99", last.claim_p99, first.claim_p99));
+        samples.push(ratio("settle p99", last.settle_p99, first.settle_p99));
+        samples.extend(last.buffers.zip(first.buffers).map(|(last, first)| ratio("buffers a claim", last, first)));
     }
     samples.push(Sample::new("filled", "1/s", filled));
     Ok(samples)
+}
+
+/// What claims cost at one depth.
+struct AtDepth {
+    claim_p50: f64,
+    claim_p99: f64,
+    settle_p99: f64,
+    /// On average. `None`: the server does not count.
+    buffers: Option<f64>,
+}
+
+async fn at_depth(scratch: &Scratch, sizes: &Sizes, statements: Option<&Statements>) -> Result<AtDepth> {
+    let look = async || match statements {
+        Some(statements) => statements.look().await.map(Some),
+        None => Ok(None),
+    };
+    let mut claims = Claims::begin(scratch, "default").await?;
+    let (before, after) = with_housekeeping(scratch, async {
+        claims.turns(sizes.claims_timed / WARM_UP).await?;
+        let before = look().await?;
+        claims.turns(sizes.claims_timed).await?;
+        Ok((before, look().await?))
+    })
+    .await?;
+    let ([claim_p50, _, claim_p99], [_, _, settle_p99]) = (of(&claims.claims), of(&claims.settles));
+    let cost = after.zip(before).and_then(|(after, before)| after.mean(&before, "claim"));
+    Ok(AtDepth { claim_p50, claim_p99, settle_p99, buffers: cost.map(|cost| cost.buffers) })
 }
 
 /// Claims from many tenants of which a tenth has work, and in turn with them from one that has as much by itself.
