@@ -9,6 +9,7 @@
 //! that was given up, or a job that was let go of without Postgres' word that it is settled, is in *doubt*: `oldest` does
 //! not pass it before a heartbeat that covers it was answered.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 
 /// `T` is what the worker keeps with each job; the rules do not depend on it.
@@ -139,8 +140,11 @@ impl<T> Ledger<T> {
 
     /// Answers with the claim that the job came from.
     fn remove(&mut self, id: i64, fence: i64) -> Option<i64> {
-        self.held.get(&id).filter(|held| held.fence == fence)?;
-        let seq = self.held.remove(&id)?.seq;
+        let Entry::Occupied(held) = self.held.entry(id) else { return None };
+        if held.get().fence != fence {
+            return None;
+        }
+        let seq = held.remove().seq;
         self.uncount(seq);
         Some(seq)
     }

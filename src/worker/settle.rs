@@ -5,7 +5,7 @@
 //! batch because of what is in it, the batch is cut in half until the bad row is alone; that row then becomes a dead
 //! letter with a short error, and all others are recorded as they are.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -123,13 +123,14 @@ impl Settler {
     }
 
     /// Postgres answered for each row.
-    fn recorded(&mut self, settled: Vec<Settled>, filed: impl Iterator<Item = Filed>) {
-        let mut verdicts: HashMap<(i64, i64), Settled> = settled.into_iter().map(|s| ((s.id, s.fence), s)).collect();
+    fn recorded(&mut self, mut settled: Vec<Settled>, filed: impl Iterator<Item = Filed>) {
+        settled.sort_unstable_by_key(|s| (s.id, s.fence));
         let mut comes_again = false;
         for filed in filed {
             let Filed { slip, settlement } = filed;
             let (id, fence) = (settlement.id, settlement.fence);
-            match verdicts.remove(&(id, fence)) {
+            let found = settled.binary_search_by_key(&(id, fence), |s| (s.id, s.fence));
+            match found.ok().map(|at| &settled[at]) {
                 Some(Settled { verdict: Verdict::Applied | Verdict::Already, state, .. }) => {
                     let state = state.as_deref().unwrap_or_default();
                     comes_again |= state == "queued";
