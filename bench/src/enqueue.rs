@@ -19,10 +19,17 @@ pub(crate) async fn single(scratch: &Scratch, sizes: &Sizes) -> Result<Vec<Sampl
     let queue = Posthouse::connect(&scratch.url).await?;
     // Makes the connection.
     queue.enqueue(Noop { n: 0 }).await?;
+    let jobs = sizes.single;
     let start = Instant::now();
-    for n in 1..=sizes.single {
-        queue.enqueue(Noop { n }).await?;
-    }
+    // In a task, as the code of a service runs (and the commits of the floor): the first thread would hand over to another one
+    // at each await.
+    let enqueueing = tokio::spawn(async move {
+        for n in 1..=jobs {
+            queue.enqueue(Noop { n }).await?;
+        }
+        Ok::<_, posthouse::Error>(())
+    });
+    enqueueing.await.map_err(|error| Error::Stuck(format!("enqueue-single: {error}")))??;
     Ok(vec![Sample::rate(NAME, sizes.single, start.elapsed().as_secs_f64()).against(COMMITS_1)])
 }
 

@@ -98,6 +98,7 @@ impl Drop for Slot<'_> {
 
 async fn gather(store: Store, mut requests: mpsc::Receiver<Request>) {
     let mut left_over: Option<Request> = None;
+    let mut several = false;
     loop {
         let first = match left_over.take() {
             Some(request) => request,
@@ -106,6 +107,10 @@ async fn gather(store: Store, mut requests: mpsc::Receiver<Request>) {
                 None => return,
             },
         };
+        // Those who got an answer a moment ago are about to ask again: let them, before the batch is closed.
+        if several {
+            tokio::task::yield_now().await;
+        }
         let mut bytes = first.job.payload.get().len();
         let mut batch = vec![first];
         while batch.len() < BATCH_JOBS {
@@ -117,6 +122,7 @@ async fn gather(store: Store, mut requests: mpsc::Receiver<Request>) {
             }
             batch.push(next);
         }
+        several = batch.len() > 1;
         commit(&store, batch).await;
     }
 }

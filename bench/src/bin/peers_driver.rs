@@ -41,6 +41,11 @@ fn noop(n: u64, t: f64) -> Noop {
 
 #[tokio::main]
 async fn main() -> Result<()> {
+    // In a task, as the code of a service runs: the first thread would hand over to another one at each await.
+    tokio::spawn(run()).await.map_err(|error| Error::config(error.to_string()))?
+}
+
+async fn run() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let url = variable("DATABASE_URL").ok_or_else(|| Error::config(USAGE))?;
