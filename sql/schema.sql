@@ -485,6 +485,7 @@ declare
   ids bigint[] := '{}';
   fences int[] := '{}';
   empty bigint[] := '{}';
+  part int;
   level bigint := -3000000000;  -- below every int
   oldest bigint;
 begin
@@ -537,7 +538,9 @@ begin
     end if;
   end if;
   if empty <> '{}' then
-    perform posthouse.rest_lane(l.id) from posthouse.lane l where l.id = any(empty[1:64]) and l.awake_until < clock_timestamp();
+    -- Others at every claim where there are more.
+    part := (claim.seq * 64) % cardinality(empty);
+    perform posthouse.rest_lane(l.id) from posthouse.lane l where l.id = any(empty[part + 1:part + 64]) and l.awake_until < clock_timestamp();
   end if;
   return query select j.* from posthouse.claimed_jobs(claim.worker, ids, fences) j;
 end $function$
@@ -707,11 +710,12 @@ begin
   into lane_id, behind, housed
   from (select) one
   left join lateral (
-    select l.id, exists (
-        select from posthouse.job j
+    select l.id, (
+        select true from posthouse.job j
         where j.lane_id = l.id and j.state = 'queued' and j.run_at < long_ago
           and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
-                                    order by f.floor_at desc limit 1), '-infinity')) as behind
+                                    order by f.floor_at desc limit 1), '-infinity')
+        order by j.lane_id desc, j.run_at desc, j.id desc limit 1) as behind
     from posthouse.lane l
     where l.queue = enqueue.queue and l.tenant = enqueue.tenant and l.kind = enqueue.kind and l.priority = enqueue.priority
     order by l.ready_at, l.id limit 1) l on true;
@@ -927,7 +931,8 @@ AS $function$
   delete from posthouse.dedupe d where (d.tenant, d.scope, d.key) in (
     select x.tenant, x.scope, x.key from posthouse.dedupe x
     where x.job_id = any(job_ids) and x.expires_at is null
-    order by x.tenant, x.scope, x.key for update skip locked)
+    -- As a row, an order that no index has: to save the sort, a plan could walk the whole primary key, dead entries and all.
+    order by (x.tenant, x.scope, x.key) for update skip locked)
 $function$
 ;
 
@@ -953,6 +958,8 @@ AS $function$
 declare
   before posthouse.worker;
   now_at timestamptz;
+  from_seq bigint;
+  claims bigint;                      -- of those that were looked at
   jobs bigint;
   id_sum numeric;
   fence_sum numeric;
@@ -960,19 +967,31 @@ declare
   stray record;
 begin
   perform posthouse.check_isolation();
-  select * into before from posthouse.worker w where w.id = heartbeat.worker for no key update;
-  now_at := clock_timestamp();
-  if not found or before.dead_at is not null or posthouse.lease_end(before) <= now_at then
-    return;
-  end if;
+  -- Looks through the claims before it locks the worker's row, since claims wait for that. Look again if a claim up to the mark
+  -- committed meanwhile: later than that, none can (its number is refused).
+  select w.oldest_seq into from_seq from posthouse.worker w where w.id = heartbeat.worker;
+  loop
+    select count(*) into claims from posthouse.claimed c
+    where c.worker = heartbeat.worker and c.seq >= from_seq and c.seq <= heartbeat.mark;
+    select count(*) filter (where j.seq <= heartbeat.mark), coalesce(sum(j.id) filter (where j.seq <= heartbeat.mark), 0),
+      coalesce(sum(j.fence) filter (where j.seq <= heartbeat.mark), 0), coalesce(array_agg(j.id) filter (where j.cancel_asked), '{}'),
+      min(j.seq)
+    into jobs, id_sum, fence_sum, cancel, first_seq
+    from posthouse.running_jobs(heartbeat.worker, from_seq) j;
+    exit when before.id is not null;
+    select * into before from posthouse.worker w where w.id = heartbeat.worker for no key update;
+    now_at := clock_timestamp();
+    if not found or before.dead_at is not null or posthouse.lease_end(before) <= now_at then
+      return;
+    end if;
+    exit when before.oldest_seq = from_seq and claims = (
+      select count(*) from posthouse.claimed c
+      where c.worker = heartbeat.worker and c.seq >= from_seq and c.seq <= heartbeat.mark);
+    from_seq := before.oldest_seq;
+  end loop;
   expires_in_ms := before.lease_ms;
   released := 0;
   lost := '{}';
-  select count(*) filter (where j.seq <= heartbeat.mark), coalesce(sum(j.id) filter (where j.seq <= heartbeat.mark), 0),
-    coalesce(sum(j.fence) filter (where j.seq <= heartbeat.mark), 0), coalesce(array_agg(j.id) filter (where j.cancel_asked), '{}'),
-    min(j.seq)
-  into jobs, id_sum, fence_sum, cancel, first_seq
-  from posthouse.running_jobs(heartbeat.worker, before.oldest_seq) j;
   mismatch := held_ids is null and held_count is not null
     and (jobs, id_sum, fence_sum) is distinct from (held_count, held_id_sum, held_fence_sum);
   if held_ids is not null then
@@ -1214,17 +1233,22 @@ CREATE OR REPLACE FUNCTION posthouse.notify_lanes(lanes bigint[], queues text[])
  SET search_path TO 'pg_catalog', 'pg_temp'
  SET enable_seqscan TO 'off'
  SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
 AS $function$
 declare
   told text[] := '{}';
   long_ago timestamptz := clock_timestamp() - interval '3 seconds';
+  behind boolean;
 begin
   for i in 1 .. cardinality(lanes) loop
-    continue when lanes[i] is null or queues[i] = any(told) or exists (
-      select from posthouse.job j
+    continue when lanes[i] is null or queues[i] = any(told);
+    behind := (
+      select true from posthouse.job j
       where j.lane_id = lanes[i] and j.state = 'queued' and j.run_at < long_ago
         and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = lanes[i]
-                                  order by f.floor_at desc limit 1), '-infinity'));
+                                  order by f.floor_at desc limit 1), '-infinity')
+      order by j.lane_id desc, j.run_at desc, j.id desc limit 1);
+    continue when behind;
     told := told || queues[i];
     perform posthouse.notify_queue(queues[i]);
   end loop;
@@ -1573,13 +1597,17 @@ CREATE OR REPLACE FUNCTION posthouse.retire_worker(worker uuid)
  SET enable_seqscan TO 'off'
  SET enable_bitmapscan TO 'off'
 AS $function$
+declare
+  from_seq bigint;
+  left_over bigint[];
 begin
   perform posthouse.check_isolation();
   update posthouse.worker w set dead_at = clock_timestamp() where w.id = retire_worker.worker and w.dead_at is null;
-  perform posthouse.take_back(retire_worker.worker, j.id, j.fence, true)
-  from posthouse.running_jobs(retire_worker.worker, (select w.oldest_seq from posthouse.worker w where w.id = retire_worker.worker)) j;
-  delete from posthouse.claimed c where c.worker = retire_worker.worker
-    and not exists (select from posthouse.running_jobs(c.worker, c.seq) j where j.seq = c.seq);
+  select w.oldest_seq into from_seq from posthouse.worker w where w.id = retire_worker.worker;
+  perform posthouse.take_back(retire_worker.worker, j.id, j.fence, true) from posthouse.running_jobs(retire_worker.worker, from_seq) j;
+  -- What a settle holds at this moment is left to the rescue.
+  left_over := array(select j.seq from posthouse.running_jobs(retire_worker.worker, from_seq) j);
+  delete from posthouse.claimed c where c.worker = retire_worker.worker and c.seq >= from_seq and c.seq <> all(left_over);
 end $function$
 ;
 
@@ -1642,19 +1670,27 @@ end $function$
 
 CREATE OR REPLACE FUNCTION posthouse.running_jobs(worker uuid, from_seq bigint)
  RETURNS TABLE(seq bigint, id bigint, fence bigint, cancel_asked boolean)
- LANGUAGE sql
+ LANGUAGE plpgsql
  STABLE
  SET search_path TO 'pg_catalog', 'pg_temp'
  SET enable_seqscan TO 'off'
  SET enable_bitmapscan TO 'off'
+ SET enable_nestloop TO 'off'
+ SET enable_mergejoin TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
 AS $function$
-  select c.seq, j.id, j.fence, j.cancel_asked
-  from posthouse.claimed c
-  cross join lateral unnest(c.job_ids, c.fences) u(id, fence)
-  cross join lateral (select j.* from posthouse.job j where j.id = u.id offset 0) j
-  where c.worker = running_jobs.worker and c.seq >= from_seq
-    and j.worker = running_jobs.worker and j.fence = u.fence and j.state = 'running'
-$function$
+#variable_conflict use_column
+begin
+  return query
+    select c.seq, j.id, j.fence::bigint, j.cancel_asked
+    from posthouse.claimed c
+    cross join lateral (
+      select j.id, j.fence, j.cancel_asked
+      from posthouse.job j
+      join unnest(c.job_ids, c.fences) u(id, fence) on u.id = j.id and u.fence = j.fence
+      where j.id = any(c.job_ids) and j.worker = running_jobs.worker and j.state = 'running' offset 0) j
+    where c.worker = running_jobs.worker and c.seq >= from_seq;
+end $function$
 ;
 
 CREATE OR REPLACE FUNCTION posthouse.settle(worker uuid, outcomes json)

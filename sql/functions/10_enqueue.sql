@@ -134,11 +134,12 @@ begin
   into lane_id, behind, housed
   from (select) one
   left join lateral (
-    select l.id, exists (
-        select from posthouse.job j
+    select l.id, (
+        select true from posthouse.job j
         where j.lane_id = l.id and j.state = 'queued' and j.run_at < long_ago
           and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
-                                    order by f.floor_at desc limit 1), '-infinity')) as behind
+                                    order by f.floor_at desc limit 1), '-infinity')
+        order by j.lane_id desc, j.run_at desc, j.id desc limit 1) as behind
     from posthouse.lane l
     where l.queue = enqueue.queue and l.tenant = enqueue.tenant and l.kind = enqueue.kind and l.priority = enqueue.priority
     order by l.ready_at, l.id limit 1) l on true;

@@ -164,6 +164,7 @@ declare
   ids bigint[] := '{}';
   fences int[] := '{}';
   empty bigint[] := '{}';
+  part int;
   level bigint := -3000000000;  -- below every int
   oldest bigint;
 begin
@@ -216,7 +217,9 @@ begin
     end if;
   end if;
   if empty <> '{}' then
-    perform posthouse.rest_lane(l.id) from posthouse.lane l where l.id = any(empty[1:64]) and l.awake_until < clock_timestamp();
+    -- Others at every claim where there are more.
+    part := (claim.seq * 64) % cardinality(empty);
+    perform posthouse.rest_lane(l.id) from posthouse.lane l where l.id = any(empty[part + 1:part + 64]) and l.awake_until < clock_timestamp();
   end if;
   return query select j.* from posthouse.claimed_jobs(claim.worker, ids, fences) j;
 end $$;

@@ -4,18 +4,26 @@
 -- the same however many jobs the worker has done before.
 create or replace function posthouse.running_jobs(worker uuid, from_seq bigint)
 returns table (seq bigint, id bigint, fence bigint, cancel_asked boolean)
-language sql stable
+language plpgsql stable
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
+set enable_nestloop = off             -- within a claim: its jobs that still run against its list, by hash
+set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan
 as $$
-  select c.seq, j.id, j.fence, j.cancel_asked
-  from posthouse.claimed c
-  cross join lateral unnest(c.job_ids, c.fences) u(id, fence)
-  cross join lateral (select j.* from posthouse.job j where j.id = u.id offset 0) j
-  where c.worker = running_jobs.worker and c.seq >= from_seq
-    and j.worker = running_jobs.worker and j.fence = u.fence and j.state = 'running'
-$$;
+#variable_conflict use_column
+begin
+  return query
+    select c.seq, j.id, j.fence::bigint, j.cancel_asked
+    from posthouse.claimed c
+    cross join lateral (
+      select j.id, j.fence, j.cancel_asked
+      from posthouse.job j
+      join unnest(c.job_ids, c.fences) u(id, fence) on u.id = j.id and u.fence = j.fence
+      where j.id = any(c.job_ids) and j.worker = running_jobs.worker and j.state = 'running' offset 0) j
+    where c.worker = running_jobs.worker and c.seq >= from_seq;
+end $$;
 
 -- Renew a worker's lease. No row: this incarnation is over; abort its handlers and register anew.
 --
@@ -37,6 +45,8 @@ as $$
 declare
   before posthouse.worker;
   now_at timestamptz;
+  from_seq bigint;
+  claims bigint;                      -- of those that were looked at
   jobs bigint;
   id_sum numeric;
   fence_sum numeric;
@@ -44,19 +54,31 @@ declare
   stray record;
 begin
   perform posthouse.check_isolation();
-  select * into before from posthouse.worker w where w.id = heartbeat.worker for no key update;
-  now_at := clock_timestamp();
-  if not found or before.dead_at is not null or posthouse.lease_end(before) <= now_at then
-    return;
-  end if;
+  -- Looks through the claims before it locks the worker's row, since claims wait for that. Look again if a claim up to the mark
+  -- committed meanwhile: later than that, none can (its number is refused).
+  select w.oldest_seq into from_seq from posthouse.worker w where w.id = heartbeat.worker;
+  loop
+    select count(*) into claims from posthouse.claimed c
+    where c.worker = heartbeat.worker and c.seq >= from_seq and c.seq <= heartbeat.mark;
+    select count(*) filter (where j.seq <= heartbeat.mark), coalesce(sum(j.id) filter (where j.seq <= heartbeat.mark), 0),
+      coalesce(sum(j.fence) filter (where j.seq <= heartbeat.mark), 0), coalesce(array_agg(j.id) filter (where j.cancel_asked), '{}'),
+      min(j.seq)
+    into jobs, id_sum, fence_sum, cancel, first_seq
+    from posthouse.running_jobs(heartbeat.worker, from_seq) j;
+    exit when before.id is not null;
+    select * into before from posthouse.worker w where w.id = heartbeat.worker for no key update;
+    now_at := clock_timestamp();
+    if not found or before.dead_at is not null or posthouse.lease_end(before) <= now_at then
+      return;
+    end if;
+    exit when before.oldest_seq = from_seq and claims = (
+      select count(*) from posthouse.claimed c
+      where c.worker = heartbeat.worker and c.seq >= from_seq and c.seq <= heartbeat.mark);
+    from_seq := before.oldest_seq;
+  end loop;
   expires_in_ms := before.lease_ms;
   released := 0;
   lost := '{}';
-  select count(*) filter (where j.seq <= heartbeat.mark), coalesce(sum(j.id) filter (where j.seq <= heartbeat.mark), 0),
-    coalesce(sum(j.fence) filter (where j.seq <= heartbeat.mark), 0), coalesce(array_agg(j.id) filter (where j.cancel_asked), '{}'),
-    min(j.seq)
-  into jobs, id_sum, fence_sum, cancel, first_seq
-  from posthouse.running_jobs(heartbeat.worker, before.oldest_seq) j;
   mismatch := held_ids is null and held_count is not null
     and (jobs, id_sum, fence_sum) is distinct from (held_count, held_id_sum, held_fence_sum);
   if held_ids is not null then
@@ -212,11 +234,15 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 as $$
+declare
+  from_seq bigint;
+  left_over bigint[];
 begin
   perform posthouse.check_isolation();
   update posthouse.worker w set dead_at = clock_timestamp() where w.id = retire_worker.worker and w.dead_at is null;
-  perform posthouse.take_back(retire_worker.worker, j.id, j.fence, true)
-  from posthouse.running_jobs(retire_worker.worker, (select w.oldest_seq from posthouse.worker w where w.id = retire_worker.worker)) j;
-  delete from posthouse.claimed c where c.worker = retire_worker.worker
-    and not exists (select from posthouse.running_jobs(c.worker, c.seq) j where j.seq = c.seq);
+  select w.oldest_seq into from_seq from posthouse.worker w where w.id = retire_worker.worker;
+  perform posthouse.take_back(retire_worker.worker, j.id, j.fence, true) from posthouse.running_jobs(retire_worker.worker, from_seq) j;
+  -- What a settle holds at this moment is left to the rescue.
+  left_over := array(select j.seq from posthouse.running_jobs(retire_worker.worker, from_seq) j);
+  delete from posthouse.claimed c where c.worker = retire_worker.worker and c.seq >= from_seq and c.seq <> all(left_over);
 end $$;
