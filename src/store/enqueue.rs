@@ -144,7 +144,7 @@ impl Store {
     /// Enqueue up to 10,000 jobs in one commit: all of them or, if one is refused, none. Answers in the order of the jobs.
     pub async fn enqueue_many(&self, jobs: &[impl Borrow<NewJob>]) -> Result<Vec<Enqueued>> {
         let wire: Vec<Wire<'_>> = jobs.iter().map(|job| Wire::new(job.borrow())).collect();
-        let json = RawValue::from_string(serde_json::to_string(&wire)?)?;
+        let json = serde_json::value::to_raw_value(&wire)?;
         let rows = self.call(MANY, vec![p(Json(json), Type::JSONB)]).await.map_err(name_the_payload)?;
         rows.iter().map(enqueued).collect()
     }

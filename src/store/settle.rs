@@ -143,7 +143,7 @@ impl Store {
     /// Record outcomes, all in one commit. Answers in any order, one per outcome.
     pub async fn settle(&self, worker: Uuid, outcomes: &[Settlement]) -> Result<Vec<Settled>> {
         let wire: Vec<Wire<'_>> = outcomes.iter().map(Wire::new).collect();
-        let json = RawValue::from_string(serde_json::to_string(&wire)?)?;
+        let json = serde_json::value::to_raw_value(&wire)?;
         let rows = self
             .call(
                 "select id, fence, verdict, state from posthouse.settle($1, $2)",
