@@ -1,6 +1,7 @@
 //! The queue by its SQL functions, as a program in any language sees it: behaviour, races, plans, the schema itself.
 
 mod claim;
+mod cost;
 mod enqueue;
 mod lease;
 mod operate;
