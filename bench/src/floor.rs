@@ -177,13 +177,13 @@ async fn notifies(scratch: &Scratch, rounds: u32) -> Result<Vec<f64>> {
     Ok(times)
 }
 
-/// A connection that listens; something comes out of the channel for each notification.
-async fn listen(scratch: &Scratch, channel: &str) -> Result<(Client, mpsc::UnboundedReceiver<()>)> {
+/// A connection that listens; the time comes out of the channel for each notification.
+pub(crate) async fn listen(scratch: &Scratch, channel: &str) -> Result<(Client, mpsc::UnboundedReceiver<Instant>)> {
     let (client, mut connection) = tokio_postgres::connect(&scratch.url, NoTls).await?;
     let (sender, receiver) = mpsc::unbounded_channel();
     tokio::spawn(async move {
         while let Some(Ok(message)) = poll_fn(|cx| connection.poll_message(cx)).await {
-            if matches!(message, AsyncMessage::Notification(_)) && sender.send(()).is_err() {
+            if matches!(message, AsyncMessage::Notification(_)) && sender.send(Instant::now()).is_err() {
                 break;
             }
         }

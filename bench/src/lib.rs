@@ -21,6 +21,7 @@ mod ground;
 mod in_flight;
 mod jobs;
 mod large;
+mod latency;
 mod llm;
 mod machine;
 pub mod options;
@@ -116,7 +117,7 @@ async fn one(scenario: Scenario, ground: &Ground, sizes: &Sizes) -> Result<Vec<S
         Scenario::Drain => work::drain(&scratch, sizes).await,
         Scenario::DrainMulti => processes::drain_multi(&scratch, sizes).await,
         Scenario::Scaling => processes::scaling(&scratch, sizes).await,
-        Scenario::Latency => work::latency(&scratch, sizes).await,
+        Scenario::Latency => latency::latency(&scratch, sizes).await,
         Scenario::InFlight => in_flight::measure(&scratch, sizes.in_flight, sizes.in_flight_time).await,
         Scenario::InFlight10k => in_flight::measure(&scratch, sizes.in_flight_10k, sizes.in_flight_time).await,
         Scenario::Llm => llm::measure(&scratch, sizes).await,

@@ -1,24 +1,22 @@
-//! How fast jobs are done: many that do nothing, one at a time at an idle worker.
+//! How fast jobs are done that do nothing.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use posthouse::store::Database;
 use posthouse::worker::{Builder, Event};
-use posthouse::{Context, Posthouse, Worker};
+use posthouse::{Context, Worker};
 use tokio::sync::Notify;
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::timeout;
 
 use crate::error::{Error, Result};
-use crate::figure::{Sample, percentiles};
-use crate::floor::{CLAIM_SETTLE, NOTIFY_P50, NOTIFY_P95, NOTIFY_P99};
+use crate::figure::Sample;
+use crate::floor::CLAIM_SETTLE;
 use crate::ground::Scratch;
 use crate::jobs::{Noop, fill};
-use crate::sizes::{PACE, SLOTS, Sizes};
+use crate::sizes::{SLOTS, Sizes};
 
-/// Enqueues before those whose latency counts: they make connections, and show that the worker listens.
-const FIRST: u32 = 10;
 /// A scenario that has not ended by then will not.
 const TOO_LONG: Duration = Duration::from_secs(600);
 
@@ -27,41 +25,6 @@ pub(crate) async fn drain(scratch: &Scratch, sizes: &Sizes) -> Result<Vec<Sample
     let worker = Worker::builder(Database::new(&scratch.url)?).concurrency(SLOTS);
     let seconds = until_done(worker.handle(|_: Noop, _: Context| async {}), sizes.drain).await?;
     Ok(vec![Sample::rate("done", sizes.drain, seconds).against(CLAIM_SETTLE)])
-}
-
-pub(crate) async fn latency(scratch: &Scratch, sizes: &Sizes) -> Result<Vec<Sample>> {
-    let started = Arc::new(Mutex::new(Vec::new()));
-    let worker = Worker::builder(Database::new(&scratch.url)?).handle({
-        let started = started.clone();
-        move |job: Noop, _: Context| {
-            started.lock().unwrap_or_else(PoisonError::into_inner).push((job.n, Instant::now()));
-            async {}
-        }
-    });
-    let jobs = FIRST + sizes.latency;
-    let (called, worked) = tokio::join!(call(scratch, jobs), until_done(worker, jobs));
-    let called = called?;
-    worked?;
-    let started = started.lock().unwrap_or_else(PoisonError::into_inner);
-    let counted = started.iter().filter(|(n, _)| *n >= FIRST);
-    let times: Vec<f64> = counted.map(|(n, start)| (*start - called[*n as usize]).as_secs_f64() * 1e3).collect();
-    let floors = [NOTIFY_P50, NOTIFY_P95, NOTIFY_P99];
-    let samples = percentiles(["latency p50", "latency p95", "latency p99"], &times);
-    Ok(samples.into_iter().zip(floors).map(|(sample, floor)| sample.against(floor)).collect())
-}
-
-/// Enqueues jobs one by one at a steady pace. Answers with the times of the calls.
-async fn call(scratch: &Scratch, jobs: u32) -> Result<Vec<Instant>> {
-    let queue = Posthouse::connect(&scratch.url).await?;
-    let mut pace = interval(PACE);
-    pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut called = Vec::new();
-    for n in 0..jobs {
-        pace.tick().await;
-        called.push(Instant::now());
-        queue.enqueue(Noop { n }).await?;
-    }
-    Ok(called)
 }
 
 /// Runs a worker until so many jobs are done and recorded. Answers with the seconds from its start to the last record.
