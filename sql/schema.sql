@@ -925,15 +925,26 @@ end $function$
 
 CREATE OR REPLACE FUNCTION posthouse.free_keys(job_ids bigint[])
  RETURNS void
- LANGUAGE sql
+ LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
 AS $function$
-  delete from posthouse.dedupe d where (d.tenant, d.scope, d.key) in (
-    select x.tenant, x.scope, x.key from posthouse.dedupe x
-    where x.job_id = any(job_ids) and x.expires_at is null
-    -- As a row, an order that no index has: to save the sort, a plan could walk the whole primary key, dead entries and all.
-    order by (x.tenant, x.scope, x.key) for update skip locked)
-$function$
+declare
+  held tid;
+begin
+  -- By the job and then by the row's place: every other way walks over the dead rows of a key that is used again and again, and
+  -- planned for all jobs at once, a table that statistics call small was walked whole.
+  for held in
+    select x.ctid
+    from unnest(job_ids) i(id)
+    cross join lateral (
+      select x.ctid from posthouse.dedupe x where x.job_id = i.id and x.expires_at is null for update skip locked) x
+  loop
+    delete from posthouse.dedupe d where d.ctid = held;
+  end loop;
+end $function$
 ;
 
 CREATE OR REPLACE FUNCTION posthouse.gather_errors(of_job bigint)
@@ -1173,6 +1184,15 @@ begin
     insert into posthouse.id_range values (lo, hi);
   end loop;
 end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.naps(l posthouse.lane)
+ RETURNS integer
+ LANGUAGE sql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+  select case when l.awake_until < clock_timestamp() - interval '1 hour' then 0 else least(l.naps + 1, 2) end
+$function$
 ;
 
 CREATE OR REPLACE FUNCTION posthouse.next_due(worker uuid)
@@ -2240,8 +2260,8 @@ begin
   -- Its twins, made by those who met this before, are as good.
   update posthouse.lane set
     ready_at = least(lane.ready_at, due),
-    naps = case when lane.awake_until < clock_timestamp() - interval '1 hour' then 0 else least(lane.naps + 1, 6) end,
-    awake_until = greatest(clock_timestamp(), due) + interval '10 seconds' * 2 ^ least(lane.naps, 6)
+    naps = posthouse.naps(lane),
+    awake_until = greatest(clock_timestamp(), due) + interval '10 seconds' * 8 ^ posthouse.naps(lane)
   where lane.id = (
     select x.id from posthouse.lane x
     where x.queue = l.queue and x.tenant = l.tenant and x.kind = l.kind and x.priority = l.priority

@@ -126,6 +126,15 @@ begin
   perform pg_advisory_xact_lock_shared(1346912001, (lane_id % 128)::int);
 end $$;
 
+-- How often a lane that is woken now was woken soon after it fell asleep, up to twice: it stays awake for 10 seconds at first, then
+-- 80, then 640. Few naps, since each leaves dead index entries that claims walk over for as long as somebody holds a snapshot.
+create or replace function posthouse.naps(l posthouse.lane) returns int
+language sql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+  select case when l.awake_until < clock_timestamp() - interval '1 hour' then 0 else least(l.naps + 1, 2) end
+$$;
+
 -- Make sure that a lane is awake for a job due at `due`; the answer is the lane to put the job into: this one, or a
 -- twin of it where somebody else's open transaction holds it.
 create or replace function posthouse.wake_lane(lane_id bigint, due timestamptz) returns bigint
@@ -154,8 +163,8 @@ begin
   -- Its twins, made by those who met this before, are as good.
   update posthouse.lane set
     ready_at = least(lane.ready_at, due),
-    naps = case when lane.awake_until < clock_timestamp() - interval '1 hour' then 0 else least(lane.naps + 1, 6) end,
-    awake_until = greatest(clock_timestamp(), due) + interval '10 seconds' * 2 ^ least(lane.naps, 6)
+    naps = posthouse.naps(lane),
+    awake_until = greatest(clock_timestamp(), due) + interval '10 seconds' * 8 ^ posthouse.naps(lane)
   where lane.id = (
     select x.id from posthouse.lane x
     where x.queue = l.queue and x.tenant = l.tenant and x.kind = l.kind and x.priority = l.priority

@@ -17,7 +17,7 @@ create table posthouse.lane (
   kind        text not null,
   ready_at    timestamptz not null,   -- no claim can find work before; infinity: asleep
   awake_until timestamptz not null,   -- an empty lane is not put to sleep before, so that it does not flap
-  naps        int not null default 0  -- times it was woken soon after it fell asleep; doubles awake_until each time
+  naps        int not null default 0  -- times it was woken soon after it fell asleep: see posthouse.naps
 ) with (fillfactor = 70);
 create index lane_name on posthouse.lane (queue, tenant, kind, priority);
 create index lane_ready on posthouse.lane (queue, priority, id) include (kind, ready_at) where ready_at < 'infinity';
