@@ -1,6 +1,11 @@
 //! Enqueue: every option, every refusal with the name of its field, dedupe keys under both policies.
 
+use std::sync::{Arc, Mutex};
+
+use futures_util::StreamExt;
+use futures_util::stream::poll_fn;
 use serde_json::{Value, json};
+use tokio_postgres::{AsyncMessage, Client, NoTls};
 
 use super::support::{Queue, Session, ids};
 use crate::harness::{SOON, wait_until};
@@ -9,6 +14,73 @@ use crate::harness::{SOON, wait_until};
 async fn many(session: &Session, jobs: &Value) -> Vec<(i32, i64, String, bool)> {
     let rows = session.client.query("select * from posthouse.enqueue_many($1::jsonb)", &[jobs]).await.unwrap();
     rows.iter().map(|r| (r.get(0), r.get(1), r.get(2), r.get(3))).collect()
+}
+
+/// A connection that listens, and what it heard.
+struct Listener {
+    client: Client,
+    heard: Arc<Mutex<Vec<String>>>,
+}
+
+impl Listener {
+    async fn new(queue: &Queue) -> Self {
+        let (client, mut connection) = tokio_postgres::connect(queue.url(), NoTls).await.unwrap();
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let hearing = heard.clone();
+        tokio::spawn(async move {
+            let mut messages = poll_fn(move |cx| connection.poll_message(cx));
+            while let Some(Ok(message)) = messages.next().await {
+                if let AsyncMessage::Notification(notification) = message {
+                    hearing.lock().unwrap().push(notification.payload().to_owned());
+                }
+            }
+        });
+        client.batch_execute("listen posthouse_wake; listen test_end").await.unwrap();
+        Self { client, heard }
+    }
+
+    /// The queues that were told since the last call.
+    async fn told(&self) -> Vec<String> {
+        self.client.batch_execute("notify test_end, 'end'").await.unwrap();
+        let ended = async || self.heard.lock().unwrap().iter().any(|payload| payload == "end");
+        wait_until(SOON, "notifications come in order", ended).await;
+        let mut told = std::mem::take(&mut *self.heard.lock().unwrap());
+        told.retain(|payload| payload != "end");
+        told
+    }
+}
+
+#[tokio::test]
+async fn workers_are_told_unless_all_of_them_are_behind() {
+    let (queue, s) = Queue::with_session().await;
+    let listener = Listener::new(&queue).await;
+    let worker = s.worker(&["a", "b"]).await;
+    let both = json!([{"kind": "a"}, {"kind": "b", "queue": "q2"}, {"kind": "a"}]);
+    s.enqueue("kind => 'a'").await;
+    assert_eq!(listener.told().await, ["default"]);
+    many(&s, &both).await;
+    let mut told = listener.told().await;
+    told.sort();
+    assert_eq!(told, ["default", "q2"]);
+    // A job has been due for long, and nobody took it: no worker that could have sleeps.
+    s.run("update posthouse.job set run_at = run_at - interval '4 seconds' where id = 1").await;
+    s.enqueue("kind => 'a'").await;
+    assert!(listener.told().await.is_empty());
+    many(&s, &both).await;
+    assert_eq!(listener.told().await, ["q2"]);
+    // Another line of the same queue is not behind.
+    s.enqueue("kind => 'b'").await;
+    assert_eq!(listener.told().await, ["default"]);
+    // Nor is that one any more, once its jobs were taken; nor because of jobs that wait for their time.
+    worker.claim(&s, 100).await;
+    s.enqueue("kind => 'a', delay => '1 hour'").await;
+    listener.told().await;
+    s.enqueue("kind => 'a'").await;
+    assert_eq!(listener.told().await, ["default"]);
+    s.run("set posthouse.notify = off").await;
+    s.enqueue("kind => 'a'").await;
+    many(&s, &both).await;
+    assert!(listener.told().await.is_empty());
 }
 
 #[tokio::test]

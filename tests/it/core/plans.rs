@@ -315,6 +315,35 @@ async fn dead_rows_of_a_thousand_tenants() {
     dead_rows_cost_nothing_after_a_sweep(1_000).await;
 }
 
+/// A hundred keys are used sixty times each while somebody holds a snapshot, and statistics call their table empty. What a
+/// settle that gives them up costs before, and then.
+#[tokio::test]
+async fn keys_that_are_used_again_and_again() {
+    let (queue, s) = Queue::with_session().await;
+    without_autovacuum(&s).await;
+    let worker = s.worker(&["k"]).await;
+    let enqueue = "select posthouse.enqueue_many((select jsonb_agg(jsonb_build_object('kind', 'k', 'dedupe_key', n::text)) from generate_series(1, 100) n))";
+    let settle = async || {
+        s.run(enqueue).await;
+        let jobs = worker.claim(&s, 100).await;
+        let outcomes: Vec<_> =
+            jobs.iter().map(|j| serde_json::json!({"id": j.id, "fence": j.fence, "outcome": "done"})).collect();
+        assert_eq!(outcomes.len(), 100);
+        format!("select * from posthouse.settle('{}', '{}')", worker.id, Value::from(outcomes))
+    };
+    let before = Watched::new(&queue).await.cost(&settle().await).await;
+    let holder = queue.session().await;
+    holder.run("begin isolation level repeatable read; select count(*) from posthouse.worker").await;
+    for _ in 0..60 {
+        s.run(&settle().await).await;
+    }
+    s.run("analyze posthouse.dedupe").await;
+    let after = Watched::new(&queue).await.cost(&settle().await).await;
+    println!("figure: keys used again: settle: {} pages before, {} after", before.pages, after.pages);
+    assert_eq!(s.count("posthouse.dedupe").await, 0);
+    assert!(after.pages <= before.pages * 3 / 2 + 100, "{} pages, {} before", after.pages, before.pages);
+}
+
 /// Nine thousand tenants come before the hundred whose jobs a worker can run: their jobs are of kinds that it does not know,
 /// are not due yet, or were all taken. The answer: what a claim costs, and what the next one costs.
 async fn behind_others(others: &str) -> (Cost, Cost) {

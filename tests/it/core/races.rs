@@ -27,6 +27,28 @@ async fn blocked<T>(
     answer
 }
 
+/// A claim that was given up commits while the heartbeat that counts its worker's jobs waits. The answer: whether the
+/// heartbeat saw that, and how many claims are left to be found.
+async fn claim_during_a_heartbeat(cure: bool) -> (bool, i64) {
+    let (queue, s) = Queue::with_session().await;
+    if !cure {
+        s.cripple("heartbeat", "exit when before.oldest_seq = from_seq and", "exit when true or").await;
+    }
+    let (beats, watcher) = (queue.session().await, queue.session().await);
+    s.enqueue_bulk("k", "t", 3).await;
+    let worker = s.worker(&["k"]).await;
+    s.run("begin").await;
+    worker.claim(&s, 3).await;
+    let pulse = blocked(&watcher, beats.pid, beats.beat(worker.id, (1, 2), &[], false), s.run("commit")).await.unwrap();
+    (pulse.mismatch, s.count("posthouse.claimed").await)
+}
+
+#[tokio::test]
+async fn a_heartbeat_counts_a_claim_that_commits_while_it_waits() {
+    assert_eq!(claim_during_a_heartbeat(true).await, (true, 1));
+    assert_eq!(claim_during_a_heartbeat(false).await, (false, 0));
+}
+
 /// Claim 2 is about to commit, and its answer to be on its way, when a heartbeat comes that was made up before.
 /// The answer: how many jobs went back.
 async fn reconcile_against_a_claim(cure: bool) -> i32 {
