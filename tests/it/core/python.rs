@@ -84,7 +84,7 @@ with psycopg.connect(os.environ["DATABASE_URL"]) as db:
     let cut_short = s.enqueue(r#"kind => 'nap', payload => '{"seconds": 600}'"#).await;
     // Longer than a lease.
     let long = s.enqueue(r#"kind => 'nap', payload => '{"seconds": 3}'"#).await;
-    let mut worker = start_worker(&queue, 1_000);
+    let mut worker = start_worker(&queue, 2_000);
     wait_until(SOON, "all texts are shouted", async || s.count("posthouse.archive").await >= 51).await;
     let hello =
         s.count(r#"posthouse.jobs where tenant = 'acme' and state = 'done' and result = '{"text": "HELLO"}'"#).await;
