@@ -103,7 +103,7 @@ create table posthouse.job (
   reason text,
   progress jsonb,
   constraint job_pkey PRIMARY KEY (id)
-) with (fillfactor=42, autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_threshold=2000);
+) with (fillfactor=80, autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_threshold=2000);
 CREATE INDEX job_ready ON posthouse.job USING btree (lane_id, run_at, id) WHERE (state = 'queued'::posthouse.job_state);
 
 create table posthouse.lane (

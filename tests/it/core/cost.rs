@@ -68,11 +68,14 @@ struct Stated {
 }
 
 const STATED: [Stated; 4] = [
-    Stated { payload: 200, toast: [0, 0], batched: [2_255, 2_255], alone: [2_775, 2_775] },
-    Stated { payload: 1_000, toast: [0, 0], batched: [3_060, 3_060], alone: [3_585, 3_585] },
-    Stated { payload: 20_000, toast: [5, 7], batched: [11_850, 14_920], alone: [12_360, 15_420] },
+    Stated { payload: 200, toast: [0, 0], batched: [2_320, 2_320], alone: [2_775, 2_775] },
+    Stated { payload: 1_000, toast: [0, 0], batched: [3_130, 3_130], alone: [3_585, 3_585] },
+    Stated { payload: 20_000, toast: [5, 7], batched: [11_920, 14_985], alone: [12_360, 15_420] },
     Stated { payload: 200_000, toast: [43, 48], batched: [93_970, 103_900], alone: [94_550, 104_400] },
 ];
+
+/// At most so many jobs of a batch whose new version finds no place on its page at the claim: the old one is locked once more.
+const MOVED: u64 = 70;
 
 /// Records besides: sequence, pages pruned, index pages split. At most so many in a batch of 100, or in 20 jobs one by one.
 const OTHER_RECORDS: u64 = 12;
@@ -337,14 +340,16 @@ fn compare(counted: &Counted, (jobs, cycles, toast, wal): (u64, u64, u64, u64)) 
     let expected = expected(jobs, cycles, toasted.unwrap_or(toast * all));
     let stated: u64 = expected.iter().filter(|((_, what), _)| what != "commit").map(|(_, count)| count).sum();
     // With many rows of TOAST their index splits now and then.
-    let (records, other) = (counted.wal_records, OTHER_RECORDS + toast * all / 100);
+    let moved = if jobs == BATCH { MOVED } else { 0 };
+    let (records, other) = (counted.wal_records, OTHER_RECORDS + moved + toast * all / 100);
     check(records <= stated + other, format!("{records} WAL records, {stated} and at most {other} others are stated"));
     let written = counted.written.iter().flatten().filter(|((_, what), _)| what != "other");
     let mut written: BTreeMap<_, _> = written.map(|(name, count)| (name.clone(), *count)).collect();
     if counted.written.is_some() {
         for (name, stated) in &expected {
             let is = written.remove(name).unwrap_or_default();
-            check(is == *stated, format!("{} {}: {is}, {stated} are stated", name.0, name.1));
+            let most = if (name.0.as_str(), name.1.as_str()) == ("job", "lock") { stated + moved } else { *stated };
+            check((*stated..=most).contains(&is), format!("{} {}: {is}, {stated} are stated", name.0, name.1));
         }
         for ((relation, what), is) in written {
             check(false, format!("{relation} {what}: {is}, none are stated"));
