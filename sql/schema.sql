@@ -38,6 +38,13 @@ create table posthouse.attempt (
   constraint attempt_pkey PRIMARY KEY (job_id, fence)
 );
 
+create table posthouse.burial (
+  buried_at timestamp with time zone not null,
+  jobs integer not null,
+  job_ids bigint[] not null
+);
+CREATE INDEX burial_time ON posthouse.burial USING btree (buried_at);
+
 create table posthouse.claimed (
   worker uuid not null,
   seq bigint not null,
@@ -147,10 +154,17 @@ create table posthouse.payload (
   constraint payload_pkey PRIMARY KEY (id)
 ) partition by RANGE (id);
 
+create table posthouse.queue (
+  name text not null,
+  retention interval,
+  constraint queue_pkey PRIMARY KEY (name)
+);
+
 create table posthouse.sweep (
   name text not null,
   ran_at timestamp with time zone not null,
   took_ms double precision not null,
+  floor_at timestamp with time zone not null default '-infinity'::timestamp with time zone,
   constraint sweep_pkey PRIMARY KEY (name)
 ) with (fillfactor=50);
 
@@ -159,6 +173,22 @@ create table posthouse.tally (
   state posthouse.job_state not null,
   jobs bigint not null
 );
+
+create table posthouse.tombstone (
+  id bigint not null,
+  lane_id bigint not null,
+  created_at timestamp with time zone not null,
+  finished_at timestamp with time zone not null,
+  worker uuid,
+  timeout_ms bigint,
+  fence integer not null,
+  attempt smallint not null,
+  max_attempts smallint not null,
+  state posthouse.job_state not null,
+  flags text[],
+  result jsonb,
+  constraint tombstone_pkey PRIMARY KEY (id)
+) with (autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_threshold=2000);
 
 create table posthouse.worker (
   id uuid not null,
@@ -192,14 +222,7 @@ begin
   if not pg_try_advisory_xact_lock(1346912000, 2) then
     return;
   end if;
-  select greatest(least(min(coalesce(a.xact_start, x.prepared, '-infinity')), clock_timestamp()), clock_timestamp() - interval '30 seconds')
-  into safe
-  from pg_locks k
-  left join pg_stat_activity a on a.pid = k.pid
-  left join pg_prepared_xacts x on k.pid is null and k.virtualtransaction = '-1/' || x.transaction::text
-  where k.locktype = 'relation' and k.database = (select d.oid from pg_database d where d.datname = current_database())
-    and k.relation = 'posthouse.job'::regclass and k.mode = 'RowExclusiveLock'
-    and k.pid is distinct from pg_backend_pid();
+  safe := greatest(posthouse.oldest_writer(), clock_timestamp() - interval '30 seconds');
   insert into posthouse.lane_floor (lane_id, floor_at)
   select l.id, least(coalesce(j.run_at, safe), safe)
   from posthouse.lane l
@@ -222,13 +245,24 @@ CREATE OR REPLACE FUNCTION posthouse.archive_job(j posthouse.job, state posthous
  SET enable_seqscan TO 'off'
  SET enable_bitmapscan TO 'off'
 AS $function$
+declare
+  now_at timestamptz := clock_timestamp();
 begin
   delete from posthouse.job x where x.id = j.id;
-  insert into posthouse.archive (id, lane_id, created_at, started_at, finished_at, worker, timeout_ms, fence, attempt,
-    max_attempts, state, result, usage, errors)
-  values (j.id, j.lane_id, j.created_at, j.started_at, clock_timestamp(), j.worker, j.timeout_ms, j.fence, j.attempt,
-    j.max_attempts, archive_job.state, archive_job.result, archive_job.usage,
-    case when j.errors > 0 then posthouse.gather_errors(j.id) end);
+  if exists (select from posthouse.lane l join posthouse.queue q on q.name = l.queue
+             where l.id = j.lane_id and q.retention = interval '0') then
+    insert into posthouse.tombstone (id, lane_id, created_at, finished_at, worker, timeout_ms, fence, attempt, max_attempts, state, result)
+    values (j.id, j.lane_id, j.created_at, now_at, j.worker, j.timeout_ms, j.fence, j.attempt, j.max_attempts,
+      archive_job.state, archive_job.result);
+    insert into posthouse.burial (buried_at, jobs, job_ids) values (now_at, 1, array[j.id]);
+    delete from posthouse.attempt a where a.job_id = j.id;
+  else
+    insert into posthouse.archive (id, lane_id, created_at, started_at, finished_at, worker, timeout_ms, fence, attempt,
+      max_attempts, state, result, usage, errors)
+    values (j.id, j.lane_id, j.created_at, j.started_at, now_at, j.worker, j.timeout_ms, j.fence, j.attempt,
+      j.max_attempts, archive_job.state, archive_job.result, archive_job.usage,
+      case when j.errors > 0 then posthouse.gather_errors(j.id) end);
+  end if;
   insert into posthouse.tally (lane_id, state, jobs) values (j.lane_id, archive_job.state, 1);
   if j.keyed then
     perform posthouse.free_keys(array[j.id]);
@@ -673,7 +707,8 @@ CREATE OR REPLACE FUNCTION posthouse.done_outcomes(outcomes jsonb, OUT ids bigin
 AS $function$
 #variable_conflict use_column
 begin
-  select array_agg(d.id), array_agg(d.fence), array_agg(d.result), array_agg(d.usage), array_agg(d.flags)
+  select array_agg(d.id), array_agg(d.fence), case when count(d.result) > 0 then array_agg(d.result) end,
+    case when count(d.usage) > 0 then array_agg(d.usage) end, case when count(d.flags) > 0 then array_agg(d.flags) end
   into ids, fences, results, usages, flags
   from (
     select distinct on (x.id) x.id, x.fence,
@@ -846,7 +881,11 @@ begin
       from posthouse.dead_letter d where d.id = job_id
       union all
       select a.state::text, format('%s at %s, in attempt %s', a.state, a.finished_at, a.attempt), null
-      from posthouse.archive a where a.id = job_id;
+      from posthouse.archive a where a.id = job_id
+      union all
+      select t.state::text, format('%s at %s, in attempt %s; its queue keeps no history', t.state, t.finished_at, t.attempt),
+        t.finished_at + interval '10 minutes'
+      from posthouse.tombstone t where t.id = job_id;
     if not found then
       raise exception using errcode = 'PH003', message = format('job %s: there is no such job', job_id);
     end if;
@@ -920,6 +959,70 @@ begin
   on conflict do nothing;
   delete from posthouse.worker w where w.dead_at < clock_timestamp() - interval '1 day'
     and not exists (select from posthouse.claimed c where c.worker = w.id);
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.forget(max_jobs integer DEFAULT 10000)
+ RETURNS integer
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET enable_hashjoin TO 'off'
+ SET enable_mergejoin TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
+AS $function$
+declare
+  over timestamptz := clock_timestamp() - interval '10 minutes';
+  start_at timestamptz := (select s.floor_at from posthouse.sweep s where s.name = 'tombstones');
+  end_at timestamptz;
+  ids bigint[];
+  held bigint[];
+  first_id bigint;
+  last_id bigint;
+begin
+  with due as (
+    delete from posthouse.burial b where b.ctid = any(array(
+      select x.place
+      from (
+        select x.ctid as place, sum(x.jobs) over (order by x.buried_at rows unbounded preceding) - x.jobs as before
+        from (select b.ctid, b.buried_at, b.jobs from posthouse.burial b
+              where b.buried_at >= start_at and b.buried_at <= over order by b.buried_at limit max_jobs) x) x
+      where x.before < max_jobs))
+    returning b.buried_at, b.job_ids
+  )
+  select max(d.buried_at), array_agg(u.id) into end_at, ids from due d cross join lateral unnest(d.job_ids) u(id);
+  if ids is null then
+    end_at := over;
+  else
+    -- By the job, one at a time, whatever the planner thinks of the table's size.
+    with later as (
+      select i.id as job_id, d.expires_at
+      from unnest(ids) i(id)
+      cross join lateral (
+        select d.expires_at from posthouse.dedupe d
+        where d.job_id = i.id and coalesce(d.expires_at, '-infinity') > clock_timestamp() offset 0) d
+    ), again as (
+      insert into posthouse.burial (buried_at, jobs, job_ids)
+      select max(l.expires_at) - interval '10 minutes', count(*), array_agg(l.job_id) from later l group by date_trunc('hour', l.expires_at)
+    )
+    select array_agg(l.job_id) into held from later l;
+    if held is not null then
+      ids := array(select unnest(ids) except select unnest(held));
+    end if;
+    -- One that was retried since, and ended again, has a younger tombstone; one that is still live has none, and keeps its payload.
+    with gone as (
+      delete from posthouse.tombstone t where t.id = any(ids) and t.finished_at <= over returning t.id
+    )
+    select array_agg(g.id), min(g.id), max(g.id) into ids, first_id, last_id from gone g;
+    -- The bounds tell which partitions need not be looked into.
+    delete from posthouse.payload p where p.id = any(ids) and p.id >= first_id and p.id <= last_id;
+  end if;
+  -- Now and then also when there was nothing to do, since an open transaction may have kept it back before.
+  update posthouse.sweep s
+  set floor_at = greatest(s.floor_at, least(end_at, greatest(posthouse.oldest_writer(), over - interval '1 hour')))
+  where s.name = 'tombstones' and s.floor_at < end_at - case when ids is null then interval '10 seconds' else interval '0' end;
+  return coalesce(cardinality(ids), 0);
 end $function$
 ;
 
@@ -1325,6 +1428,21 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.oldest_writer()
+ RETURNS timestamp with time zone
+ LANGUAGE sql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+  select least(min(coalesce(a.xact_start, x.prepared, '-infinity')), clock_timestamp())
+  from pg_locks k
+  left join pg_stat_activity a on a.pid = k.pid
+  left join pg_prepared_xacts x on k.pid is null and k.virtualtransaction = '-1/' || x.transaction::text
+  where k.locktype = 'relation' and k.database = (select d.oid from pg_database d where d.datname = current_database())
+    and k.relation = 'posthouse.job'::regclass and k.mode = 'RowExclusiveLock'
+    and k.pid is distinct from pg_backend_pid()
+$function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.parse_jobs(jobs jsonb)
  RETURNS TABLE(ordinal integer, kind text, payload jsonb, queue text, tenant text, priority integer, delay interval, run_at timestamp with time zone, due timestamp with time zone, max_attempts integer, timeout interval, dedupe_key text, dedupe_for interval, trace jsonb)
  LANGUAGE sql
@@ -1641,6 +1759,7 @@ AS $function$
 declare
   j posthouse.job;
   a posthouse.archive;
+  t posthouse.tombstone;
   state text;
 begin
   if posthouse.redrive(array[job_id]) = 1 then
@@ -1649,6 +1768,12 @@ begin
   delete from posthouse.archive x where x.id = job_id and x.state = 'cancelled' returning * into a;
   if found then
     perform posthouse.revive(a.id, a.lane_id, a.created_at, a.fence, a.max_attempts, a.timeout_ms, a.errors);
+    return 'queued';
+  end if;
+  -- While it has its tombstone it has its payload too: both go in one transaction.
+  delete from posthouse.tombstone x where x.id = job_id and x.state = 'cancelled' returning * into t;
+  if found then
+    perform posthouse.revive(t.id, t.lane_id, t.created_at, t.fence, t.max_attempts, t.timeout_ms, null);
     return 'queued';
   end if;
   select x.* into j from posthouse.job x where x.id = job_id and x.state = 'queued' for update;
@@ -1710,6 +1835,22 @@ begin
       join unnest(c.job_ids, c.fences) u(id, fence) on u.id = j.id and u.fence = j.fence
       where j.id = any(c.job_ids) and j.worker = running_jobs.worker and j.state = 'running' offset 0) j
     where c.worker = running_jobs.worker and c.seq >= from_seq;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.set_queue(queue text, retention interval)
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+  perform posthouse.check_name('queue', queue);
+  if retention <> interval '0' then
+    raise exception using errcode = 'PH001',
+      message = format('retention: %s is not possible: zero keeps no history, null keeps it for ever', retention);
+  end if;
+  insert into posthouse.queue (name, retention) values (set_queue.queue, set_queue.retention)
+  on conflict (name) do update set retention = excluded.retention;
 end $function$
 ;
 
@@ -1794,6 +1935,9 @@ declare
   applied bigint[];
   keyed bigint[];
 begin
+  if exists (select from posthouse.queue q where q.retention = interval '0') then
+    return posthouse.settle_unrecorded(settle_done.worker, ids, fences, results, usages, flags);
+  end if;
   with gone as (
     -- The binary search finds a row's place in the arrays: a join could be planned row against row.
     delete from posthouse.job j
@@ -1879,6 +2023,85 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.settle_unrecorded(worker uuid, ids bigint[], fences integer[], results jsonb[], usages jsonb[], flags jsonb[])
+ RETURNS bigint[]
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+declare
+  now_at timestamptz := clock_timestamp();
+  applied bigint[];
+  keyed bigint[];
+  failed_before bigint[];             -- of those without history
+begin
+  if (select bool_and(exists (select from posthouse.queue q where q.name = w.queue and q.retention = interval '0'))
+      from (select unnest(w.queues) as queue from posthouse.worker w where w.id = settle_unrecorded.worker) w) then
+    with gone as (
+      delete from posthouse.job j
+      where j.id = any(ids) and j.worker = settle_unrecorded.worker and j.state = 'running' and j.fence = fences[width_bucket(j.id, ids)]
+      returning j.id, j.lane_id, j.created_at, j.fence, j.attempt, j.max_attempts, j.errors, j.keyed
+    ), laid as (
+      insert into posthouse.tombstone (id, lane_id, created_at, finished_at, worker, fence, attempt, max_attempts, state, flags, result)
+      select g.id, g.lane_id, g.created_at, now_at, settle_unrecorded.worker, g.fence, g.attempt, g.max_attempts, 'done',
+        case when flags[width_bucket(g.id, ids)] is not null then array(select jsonb_array_elements_text(flags[width_bucket(g.id, ids)])) end,
+        results[width_bucket(g.id, ids)]
+      from gone g
+    ), noted as (
+      insert into posthouse.burial (buried_at, jobs, job_ids)
+      select now_at, count(*), array_agg(g.id) from gone g having count(*) > 0
+    ), counted as (
+      insert into posthouse.tally (lane_id, state, jobs) select g.lane_id, 'done', count(*) from gone g group by g.lane_id
+    )
+    select array_agg(g.id), array_agg(g.id) filter (where g.keyed), array_agg(g.id) filter (where g.errors > 0)
+    into applied, keyed, failed_before from gone g;
+  else
+    with gone as (
+      delete from posthouse.job j
+      where j.id = any(ids) and j.worker = settle_unrecorded.worker and j.state = 'running' and j.fence = fences[width_bucket(j.id, ids)]
+      returning j.*
+    ), bare as materialized (
+      select d.lane_id
+      from (select distinct g.lane_id from gone g) d
+      cross join lateral (select l.queue from posthouse.lane l where l.id = d.lane_id offset 0) l
+      cross join lateral (select from posthouse.queue q where q.name = l.queue and q.retention = interval '0' offset 0) q
+    ), kept as (
+      insert into posthouse.archive (id, lane_id, created_at, started_at, finished_at, worker, timeout_ms, fence, attempt,
+        max_attempts, state, flags, result, usage, errors)
+      select g.id, g.lane_id, g.created_at, g.started_at, now_at, g.worker, g.timeout_ms, g.fence, g.attempt,
+        g.max_attempts, 'done',
+        case when flags[width_bucket(g.id, ids)] is not null then array(select jsonb_array_elements_text(flags[width_bucket(g.id, ids)])) end,
+        results[width_bucket(g.id, ids)], usages[width_bucket(g.id, ids)],
+        case when g.errors > 0 then posthouse.gather_errors(g.id) end
+      from gone g where g.lane_id not in (select b.lane_id from bare b)
+    ), unkept as materialized (
+      select g.* from gone g where g.lane_id in (select b.lane_id from bare b)
+    ), laid as (
+      insert into posthouse.tombstone (id, lane_id, created_at, finished_at, worker, fence, attempt, max_attempts, state, flags, result)
+      select g.id, g.lane_id, g.created_at, now_at, g.worker, g.fence, g.attempt, g.max_attempts, 'done',
+        case when flags[width_bucket(g.id, ids)] is not null then array(select jsonb_array_elements_text(flags[width_bucket(g.id, ids)])) end,
+        results[width_bucket(g.id, ids)]
+      from unkept g
+    ), noted as (
+      insert into posthouse.burial (buried_at, jobs, job_ids)
+      select now_at, count(*), array_agg(g.id) from unkept g having count(*) > 0
+    ), counted as (
+      insert into posthouse.tally (lane_id, state, jobs) select g.lane_id, 'done', count(*) from gone g group by g.lane_id
+    )
+    select array_agg(g.id), array_agg(g.id) filter (where g.keyed),
+      (select array_agg(u.id) from unkept u where u.errors > 0)
+    into applied, keyed, failed_before from gone g;
+  end if;
+  if failed_before is not null then
+    delete from posthouse.attempt a where a.job_id = any(failed_before);
+  end if;
+  if keyed is not null then
+    perform posthouse.free_keys(keyed);
+  end if;
+  return coalesce(applied, '{}');
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.settled_before(worker uuid, id bigint, fence bigint, OUT verdict text, OUT state text)
  RETURNS record
  LANGUAGE plpgsql
@@ -1892,6 +2115,9 @@ declare
 begin
   state := posthouse.state_of(id);
   select true into seen from posthouse.archive a where a.id = settled_before.id and a.worker = settled_before.worker and a.fence = settled_before.fence;
+  if seen is null then
+    select true into seen from posthouse.tombstone t where t.id = settled_before.id and t.worker = settled_before.worker and t.fence = settled_before.fence;
+  end if;
   if seen is null then
     select true into seen from posthouse.dead_letter d where d.id = settled_before.id and d.worker = settled_before.worker and d.fence = settled_before.fence;
   end if;
@@ -1919,6 +2145,7 @@ AS $function$
   select coalesce(
     (select j.state::text from posthouse.job j where j.id = job_id),
     (select a.state::text from posthouse.archive a where a.id = job_id),
+    (select t.state::text from posthouse.tombstone t where t.id = job_id),
     (select 'failed' from posthouse.dead_letter d where d.id = job_id))
 $function$
 ;
@@ -2019,7 +2246,7 @@ begin
 end $function$
 ;
 
-CREATE OR REPLACE FUNCTION posthouse.sweep_due(name text, every interval)
+CREATE OR REPLACE FUNCTION posthouse.sweep_due(name text, every interval, pause double precision DEFAULT 50)
  RETURNS boolean
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
@@ -2027,7 +2254,7 @@ AS $function$
 begin
   update posthouse.sweep s set ran_at = clock_timestamp()
   where s.name = (select x.name from posthouse.sweep x
-    where x.name = sweep_due.name and x.ran_at <= clock_timestamp() - greatest(every, x.took_ms * 50 * interval '1 millisecond')
+    where x.name = sweep_due.name and x.ran_at <= clock_timestamp() - greatest(every, x.took_ms * pause * interval '1 millisecond')
     for update skip locked);
   return found;
 end $function$
@@ -2200,15 +2427,20 @@ declare
 begin
   perform posthouse.check_isolation();
   -- Floors come last, since they hold off whoever gives jobs back to the front of the line until the end of this transaction.
-  foreach part in array array['stragglers', 'folds', 'partitions', 'floors'] loop
+  foreach part in array array['stragglers', 'folds', 'partitions', 'tombstones', 'floors'] loop
     began := clock_timestamp();
-    continue when not posthouse.sweep_due(part,
-      case part when 'floors' then interval '1 second' when 'stragglers' then interval '15 seconds' else interval '10 seconds' end);
+    continue when not case part
+      when 'floors' then posthouse.sweep_due(part, interval '1 second')
+      when 'stragglers' then posthouse.sweep_due(part, interval '15 seconds')
+      -- Work for each job, not housekeeping: it must keep up with the workers.
+      when 'tombstones' then posthouse.sweep_due(part, interval '1 second', 4)
+      else posthouse.sweep_due(part, interval '10 seconds') end;
     begin
       case part
         when 'stragglers' then perform posthouse.rescue_stragglers();
         when 'folds' then perform posthouse.fold();
         when 'partitions' then perform posthouse.partitions_ahead();
+        when 'tombstones' then perform posthouse.forget();
         when 'floors' then perform posthouse.advance_floors();
       end case;
     exception when others then
@@ -2359,6 +2591,35 @@ UNION ALL
    FROM posthouse.archive a
      JOIN posthouse.lane l ON l.id = a.lane_id
 UNION ALL
+ SELECT t.id,
+    t.state::text AS state,
+    l.queue,
+    l.tenant,
+    l.kind,
+    l.priority,
+    NULL::timestamp with time zone AS run_at,
+    t.created_at,
+    NULL::timestamp with time zone AS started_at,
+    t.finished_at,
+    t.attempt,
+    t.max_attempts,
+    t.timeout_ms,
+    t.fence::bigint AS fence,
+    t.worker,
+    false AS cancel_asked,
+    NULL::text AS reason,
+    NULL::text AS error,
+    ( SELECT p.payload
+           FROM posthouse.payload p
+          WHERE p.id = t.id) AS payload,
+    t.result,
+    NULL::jsonb AS usage,
+    NULL::jsonb AS progress,
+    NULL::jsonb AS errors,
+    t.flags
+   FROM posthouse.tombstone t
+     JOIN posthouse.lane l ON l.id = t.lane_id
+UNION ALL
  SELECT d.id,
     'failed'::text AS state,
     l.queue,
@@ -2434,6 +2695,16 @@ create view posthouse.queue_health as
                   GROUP BY d.lane_id, 'failed'::text) c
              JOIN posthouse.lane l ON l.id = c.lane_id) n
   GROUP BY n.queue, n.tenant;
+
+create view posthouse.queues as
+ SELECT n.name AS queue,
+    q.retention
+   FROM ( SELECT l.queue AS name
+           FROM posthouse.lane l
+        UNION
+         SELECT q_1.name
+           FROM posthouse.queue q_1) n
+     LEFT JOIN posthouse.queue q ON q.name = n.name;
 
 create view posthouse.workers as
  SELECT w.id,

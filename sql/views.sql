@@ -18,10 +18,21 @@ create or replace view posthouse.jobs as
     (select p.payload from posthouse.payload p where p.id = a.id), a.result, a.usage, null, a.errors, a.flags
   from posthouse.archive a join posthouse.lane l on l.id = a.lane_id
   union all
+  select t.id, t.state::text, l.queue, l.tenant, l.kind, l.priority, null, t.created_at, null, t.finished_at, t.attempt,
+    t.max_attempts, t.timeout_ms, t.fence::bigint, t.worker, false, null, null,
+    (select p.payload from posthouse.payload p where p.id = t.id), t.result, null, null, null, t.flags
+  from posthouse.tombstone t join posthouse.lane l on l.id = t.lane_id
+  union all
   select d.id, 'failed', l.queue, l.tenant, l.kind, l.priority, null, d.created_at, d.started_at, d.failed_at, d.attempt,
     d.max_attempts, d.timeout_ms, d.fence::bigint, d.worker, false, d.class, d.error,
     (select p.payload from posthouse.payload p where p.id = d.id), null, d.usage, null, d.errors, null
   from posthouse.dead_letter d join posthouse.lane l on l.id = d.lane_id;
+
+-- Every queue that has had jobs or settings, with its settings.
+create or replace view posthouse.queues as
+  select n.name as queue, q.retention
+  from (select l.queue as name from posthouse.lane l union select q.name from posthouse.queue q) n
+  left join posthouse.queue q on q.name = n.name;
 
 -- How each queue and tenant is doing. `done` counts all that were ever done, `failed` the dead letters there are now.
 create or replace view posthouse.queue_health as

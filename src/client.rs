@@ -9,7 +9,9 @@ use tokio_postgres::GenericClient;
 
 use crate::error::{Error, Result};
 use crate::job::{DedupeFor, Enqueued, Job, NewJob};
-use crate::store::{self, Database, DeadFilter, JobFilter, JobRecord, QueueHealth, Reason, Store, WorkerRecord};
+use crate::store::{
+    self, Database, DeadFilter, JobFilter, JobRecord, QueueHealth, QueueSettings, Reason, Store, WorkerRecord,
+};
 
 mod gather;
 
@@ -119,6 +121,18 @@ impl Posthouse {
     /// The workers of the last day, live ones first.
     pub async fn workers(&self) -> Result<Vec<WorkerRecord>> {
         self.store.workers().await
+    }
+
+    /// Set for how long a queue keeps done and cancelled jobs: `None`, as it comes, for ever. Zero keeps no history: results
+    /// can be had for ten minutes, then nothing is left of the jobs, which makes them cheaper. Any other time is refused.
+    /// Failed jobs are kept all the same, and so is the history that is there already.
+    pub async fn set_retention(&self, queue: &str, retention: Option<Duration>) -> Result<()> {
+        self.store.set_retention(queue, retention).await
+    }
+
+    /// Every queue that has had jobs or settings, with its settings.
+    pub async fn queues(&self) -> Result<Vec<QueueSettings>> {
+        self.store.queues().await
     }
 
     /// Cancel a job. Answers with its state now: `cancelled`, `running` (its worker has been told), or the final state it had

@@ -10,6 +10,7 @@ as $$
   select coalesce(
     (select j.state::text from posthouse.job j where j.id = job_id),
     (select a.state::text from posthouse.archive a where a.id = job_id),
+    (select t.state::text from posthouse.tombstone t where t.id = job_id),
     (select 'failed' from posthouse.dead_letter d where d.id = job_id))
 $$;
 

@@ -77,7 +77,8 @@ as $$
   select jsonb_agg(jsonb_strip_nulls(to_jsonb(g.*) - 'job_id') order by g.fence) from gone g
 $$;
 
--- Jobs that are done, the usual case, all at once. The arrays go together and are sorted by id.
+-- Jobs that are done, the usual case, all at once. The arrays go together and are sorted by id; one that would hold nothing
+-- but nulls may be null itself.
 create or replace function posthouse.settle_done(worker uuid, ids bigint[], fences int[], results jsonb[], usages jsonb[], flags jsonb[])
 returns bigint[]                      -- the ids that were applied
 language plpgsql
@@ -92,6 +93,9 @@ declare
   applied bigint[];
   keyed bigint[];
 begin
+  if exists (select from posthouse.queue q where q.retention = interval '0') then
+    return posthouse.settle_unrecorded(settle_done.worker, ids, fences, results, usages, flags);
+  end if;
   with gone as (
     -- The binary search finds a row's place in the arrays: a join could be planned row against row.
     delete from posthouse.job j
@@ -126,7 +130,7 @@ as $$
   for update
 $$;
 
--- End a live job for good: archive it as done or cancelled.
+-- End a live job for good: archive it as done or cancelled, or leave its tombstone where its queue keeps no history.
 create or replace function posthouse.archive_job(j posthouse.job, state posthouse.job_state, result jsonb, usage jsonb)
 returns void
 language plpgsql
@@ -134,13 +138,24 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 as $$
+declare
+  now_at timestamptz := clock_timestamp();
 begin
   delete from posthouse.job x where x.id = j.id;
-  insert into posthouse.archive (id, lane_id, created_at, started_at, finished_at, worker, timeout_ms, fence, attempt,
-    max_attempts, state, result, usage, errors)
-  values (j.id, j.lane_id, j.created_at, j.started_at, clock_timestamp(), j.worker, j.timeout_ms, j.fence, j.attempt,
-    j.max_attempts, archive_job.state, archive_job.result, archive_job.usage,
-    case when j.errors > 0 then posthouse.gather_errors(j.id) end);
+  if exists (select from posthouse.lane l join posthouse.queue q on q.name = l.queue
+             where l.id = j.lane_id and q.retention = interval '0') then
+    insert into posthouse.tombstone (id, lane_id, created_at, finished_at, worker, timeout_ms, fence, attempt, max_attempts, state, result)
+    values (j.id, j.lane_id, j.created_at, now_at, j.worker, j.timeout_ms, j.fence, j.attempt, j.max_attempts,
+      archive_job.state, archive_job.result);
+    insert into posthouse.burial (buried_at, jobs, job_ids) values (now_at, 1, array[j.id]);
+    delete from posthouse.attempt a where a.job_id = j.id;
+  else
+    insert into posthouse.archive (id, lane_id, created_at, started_at, finished_at, worker, timeout_ms, fence, attempt,
+      max_attempts, state, result, usage, errors)
+    values (j.id, j.lane_id, j.created_at, j.started_at, now_at, j.worker, j.timeout_ms, j.fence, j.attempt,
+      j.max_attempts, archive_job.state, archive_job.result, archive_job.usage,
+      case when j.errors > 0 then posthouse.gather_errors(j.id) end);
+  end if;
   insert into posthouse.tally (lane_id, state, jobs) values (j.lane_id, archive_job.state, 1);
   if j.keyed then
     perform posthouse.free_keys(array[j.id]);
@@ -286,6 +301,9 @@ begin
   state := posthouse.state_of(id);
   select true into seen from posthouse.archive a where a.id = settled_before.id and a.worker = settled_before.worker and a.fence = settled_before.fence;
   if seen is null then
+    select true into seen from posthouse.tombstone t where t.id = settled_before.id and t.worker = settled_before.worker and t.fence = settled_before.fence;
+  end if;
+  if seen is null then
     select true into seen from posthouse.dead_letter d where d.id = settled_before.id and d.worker = settled_before.worker and d.fence = settled_before.fence;
   end if;
   if seen is null then
@@ -300,7 +318,8 @@ begin
   verdict := case when seen then 'already' else 'lost' end;
 end $$;
 
--- The outcomes `done` of an array, sorted by id, one a job.
+-- The outcomes `done` of an array, sorted by id, one a job. Null for an array that would hold nothing but nulls: then nobody
+-- looks for a job's place in it.
 create or replace function posthouse.done_outcomes(outcomes jsonb, out ids bigint[], out fences int[], out results jsonb[],
   out usages jsonb[], out flags jsonb[])
 language plpgsql immutable
@@ -308,7 +327,8 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 begin
-  select array_agg(d.id), array_agg(d.fence), array_agg(d.result), array_agg(d.usage), array_agg(d.flags)
+  select array_agg(d.id), array_agg(d.fence), case when count(d.result) > 0 then array_agg(d.result) end,
+    case when count(d.usage) > 0 then array_agg(d.usage) end, case when count(d.flags) > 0 then array_agg(d.flags) end
   into ids, fences, results, usages, flags
   from (
     select distinct on (x.id) x.id, x.fence,

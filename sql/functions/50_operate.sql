@@ -61,6 +61,7 @@ as $$
 declare
   j posthouse.job;
   a posthouse.archive;
+  t posthouse.tombstone;
   state text;
 begin
   if posthouse.redrive(array[job_id]) = 1 then
@@ -69,6 +70,12 @@ begin
   delete from posthouse.archive x where x.id = job_id and x.state = 'cancelled' returning * into a;
   if found then
     perform posthouse.revive(a.id, a.lane_id, a.created_at, a.fence, a.max_attempts, a.timeout_ms, a.errors);
+    return 'queued';
+  end if;
+  -- While it has its tombstone it has its payload too: both go in one transaction.
+  delete from posthouse.tombstone x where x.id = job_id and x.state = 'cancelled' returning * into t;
+  if found then
+    perform posthouse.revive(t.id, t.lane_id, t.created_at, t.fence, t.max_attempts, t.timeout_ms, null);
     return 'queued';
   end if;
   select x.* into j from posthouse.job x where x.id = job_id and x.state = 'queued' for update;
@@ -157,7 +164,11 @@ begin
       from posthouse.dead_letter d where d.id = job_id
       union all
       select a.state::text, format('%s at %s, in attempt %s', a.state, a.finished_at, a.attempt), null
-      from posthouse.archive a where a.id = job_id;
+      from posthouse.archive a where a.id = job_id
+      union all
+      select t.state::text, format('%s at %s, in attempt %s; its queue keeps no history', t.state, t.finished_at, t.attempt),
+        t.finished_at + interval '10 minutes'
+      from posthouse.tombstone t where t.id = job_id;
     if not found then
       raise exception using errcode = 'PH003', message = format('job %s: there is no such job', job_id);
     end if;

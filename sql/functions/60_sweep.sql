@@ -1,19 +1,33 @@
 -- The sweep: housekeeping that any worker process may run at any time, in bounded pieces. Each piece runs at most once an
 -- interval in the whole fleet.
 
--- Whether a piece of the sweep is due; if so it is this caller's. The interval grows with what the piece took last time, so
--- that the sweep stays below a fiftieth of one core.
-create or replace function posthouse.sweep_due(name text, every interval) returns boolean
+-- Whether a piece of the sweep is due; if so it is this caller's. The interval grows to `pause` times what the piece took last
+-- time, so that it stays below a fiftieth of one core, unless a piece is given more.
+create or replace function posthouse.sweep_due(name text, every interval, pause float8 default 50) returns boolean
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
 begin
   update posthouse.sweep s set ran_at = clock_timestamp()
   where s.name = (select x.name from posthouse.sweep x
-    where x.name = sweep_due.name and x.ran_at <= clock_timestamp() - greatest(every, x.took_ms * 50 * interval '1 millisecond')
+    where x.name = sweep_due.name and x.ran_at <= clock_timestamp() - greatest(every, x.took_ms * pause * interval '1 millisecond')
     for update skip locked);
   return found;
 end $$;
+
+-- When the oldest transaction began that writes to `job` and is still open (-infinity: not known); else now.
+create or replace function posthouse.oldest_writer() returns timestamptz
+language sql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+  select least(min(coalesce(a.xact_start, x.prepared, '-infinity')), clock_timestamp())
+  from pg_locks k
+  left join pg_stat_activity a on a.pid = k.pid
+  left join pg_prepared_xacts x on k.pid is null and k.virtualtransaction = '-1/' || x.transaction::text
+  where k.locktype = 'relation' and k.database = (select d.oid from pg_database d where d.datname = current_database())
+    and k.relation = 'posthouse.job'::regclass and k.mode = 'RowExclusiveLock'
+    and k.pid is distinct from pg_backend_pid()
+$$;
 
 -- Let claims start behind the dead rows: move each awake lane's floor up to its oldest queued job.
 --
@@ -33,14 +47,7 @@ begin
   if not pg_try_advisory_xact_lock(1346912000, 2) then
     return;
   end if;
-  select greatest(least(min(coalesce(a.xact_start, x.prepared, '-infinity')), clock_timestamp()), clock_timestamp() - interval '30 seconds')
-  into safe
-  from pg_locks k
-  left join pg_stat_activity a on a.pid = k.pid
-  left join pg_prepared_xacts x on k.pid is null and k.virtualtransaction = '-1/' || x.transaction::text
-  where k.locktype = 'relation' and k.database = (select d.oid from pg_database d where d.datname = current_database())
-    and k.relation = 'posthouse.job'::regclass and k.mode = 'RowExclusiveLock'
-    and k.pid is distinct from pg_backend_pid();
+  safe := greatest(posthouse.oldest_writer(), clock_timestamp() - interval '30 seconds');
   insert into posthouse.lane_floor (lane_id, floor_at)
   select l.id, least(coalesce(j.run_at, safe), safe)
   from posthouse.lane l
@@ -144,15 +151,20 @@ declare
 begin
   perform posthouse.check_isolation();
   -- Floors come last, since they hold off whoever gives jobs back to the front of the line until the end of this transaction.
-  foreach part in array array['stragglers', 'folds', 'partitions', 'floors'] loop
+  foreach part in array array['stragglers', 'folds', 'partitions', 'tombstones', 'floors'] loop
     began := clock_timestamp();
-    continue when not posthouse.sweep_due(part,
-      case part when 'floors' then interval '1 second' when 'stragglers' then interval '15 seconds' else interval '10 seconds' end);
+    continue when not case part
+      when 'floors' then posthouse.sweep_due(part, interval '1 second')
+      when 'stragglers' then posthouse.sweep_due(part, interval '15 seconds')
+      -- Work for each job, not housekeeping: it must keep up with the workers.
+      when 'tombstones' then posthouse.sweep_due(part, interval '1 second', 4)
+      else posthouse.sweep_due(part, interval '10 seconds') end;
     begin
       case part
         when 'stragglers' then perform posthouse.rescue_stragglers();
         when 'folds' then perform posthouse.fold();
         when 'partitions' then perform posthouse.partitions_ahead();
+        when 'tombstones' then perform posthouse.forget();
         when 'floors' then perform posthouse.advance_floors();
       end case;
     exception when others then

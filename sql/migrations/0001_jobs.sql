@@ -1,7 +1,8 @@
 -- 0001 jobs: the tables of the queue.
 --
 -- A job lives in `job` while it is queued, running or waiting, and moves on: to `archive` when it is done or
--- cancelled, to `dead_letter` when it has failed. Its payload is written once and stays where it is.
+-- cancelled (to `tombstone` where its queue keeps no history), to `dead_letter` when it has failed. Its payload is written once
+-- and stays where it is.
 -- Tables are private; the functions and views are the public side.
 
 create type posthouse.job_state as enum ('queued', 'running', 'waiting', 'done', 'failed', 'cancelled');
@@ -77,6 +78,38 @@ create table posthouse.archive (
   usage        jsonb,
   errors       jsonb                      -- of the attempts that failed before
 ) partition by range (id);
+
+-- What is set for a queue; one without a row is as it comes. Configuration: read by each settle, written by people only.
+create table posthouse.queue (
+  name      text primary key,
+  retention interval                      -- of done and cancelled jobs; null: for ever; zero: no history
+);
+
+-- Done and cancelled jobs of queues without history, for some minutes: what waits, dedupe answers and repeated settles ask
+-- for, and no more. One index, no partitions.
+create table posthouse.tombstone (
+  id           bigint primary key,
+  lane_id      bigint not null,
+  created_at   timestamptz not null,
+  finished_at  timestamptz not null,
+  worker       uuid,
+  timeout_ms   bigint,                    -- of cancelled jobs, which can be retried
+  fence        int not null,
+  attempt      smallint not null,
+  max_attempts smallint not null,
+  state        posthouse.job_state not null,
+  flags        text[],
+  result       jsonb
+) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000);
+
+-- Which tombstones were set at once: one row a settle, so that the sweep finds those whose time is over without an index
+-- entry a job.
+create table posthouse.burial (
+  buried_at timestamptz not null,
+  jobs      int not null,
+  job_ids   bigint[] not null
+);
+create index burial_time on posthouse.burial (buried_at);
 
 -- Failed jobs, whole, until somebody redrives or purges them.
 create table posthouse.dead_letter (
@@ -183,9 +216,10 @@ create table posthouse.id_range (
 
 -- When the parts of the sweep last ran, for the whole fleet.
 create table posthouse.sweep (
-  name    text primary key,
-  ran_at  timestamptz not null,
-  took_ms double precision not null
+  name     text primary key,
+  ran_at   timestamptz not null,
+  took_ms  double precision not null,
+  floor_at timestamptz not null default '-infinity' -- what is older has been swept, and is not looked at again
 ) with (fillfactor = 50);
-insert into posthouse.sweep
-select n, '-infinity', 0 from unnest(array['floors', 'stragglers', 'partitions', 'folds']) n;
+insert into posthouse.sweep (name, ran_at, took_ms)
+select n, '-infinity', 0 from unnest(array['floors', 'stragglers', 'partitions', 'folds', 'tombstones']) n;

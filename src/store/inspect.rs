@@ -152,6 +152,10 @@ const LIST: &str = "with picked as ( \
       where coalesce($1 in ('done', 'cancelled'), true) and ($1::text is null or a.state::text = $1) \
       and ($2::text is null or l.queue = $2) and ($3::text is null or l.kind = $3) and ($4::text is null or l.tenant = $4) \
       and ($5::bigint is null or a.id < $5) order by a.id desc limit $6) union all \
+    (select t.id from posthouse.tombstone t join posthouse.lane l on l.id = t.lane_id \
+      where coalesce($1 in ('done', 'cancelled'), true) and ($1::text is null or t.state::text = $1) \
+      and ($2::text is null or l.queue = $2) and ($3::text is null or l.kind = $3) and ($4::text is null or l.tenant = $4) \
+      and ($5::bigint is null or t.id < $5) order by t.id desc limit $6) union all \
     (select d.id from posthouse.dead_letter d join posthouse.lane l on l.id = d.lane_id where coalesce($1 = 'failed', true) \
       and ($2::text is null or l.queue = $2) and ($3::text is null or l.kind = $3) and ($4::text is null or l.tenant = $4) \
       and ($5::bigint is null or d.id < $5) order by d.id desc limit $6)) \

@@ -33,6 +33,7 @@ const FUNCTIONS: &[&str] = &[
     include_str!("../../sql/functions/40_lease.sql"),
     include_str!("../../sql/functions/50_operate.sql"),
     include_str!("../../sql/functions/60_sweep.sql"),
+    include_str!("../../sql/functions/70_retention.sql"),
     include_str!("../../sql/views.sql"),
 ];
 

@@ -13,6 +13,7 @@ mod lease;
 mod listen;
 mod migrate;
 mod operate;
+mod retention;
 mod settle;
 mod sweep;
 #[cfg(feature = "tls")]
@@ -26,6 +27,7 @@ pub use lease::{Beat, Pulse};
 pub use listen::{Listener, Notice};
 pub use migrate::{Migration, SchemaStatus, migrate, schema_sql, schema_status};
 pub use operate::{DeadFilter, Reason};
+pub use retention::QueueSettings;
 pub use settle::{Settled, Settlement, Verdict};
 pub use sweep::{Rescued, WorkerBeat};
 

@@ -8,6 +8,7 @@ mod operate;
 mod plans;
 mod python;
 mod races;
+mod retention;
 mod schema;
 mod settle;
 mod support;

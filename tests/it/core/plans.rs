@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use futures_util::StreamExt;
 use futures_util::stream::poll_fn;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio_postgres::{AsyncMessage, Client, NoTls};
 
 use super::support::{Queue, Session, Worker};
@@ -68,7 +68,18 @@ impl Watched {
         for plan in &plans {
             visit(&plan["Plan"], &mut |node| {
                 let table = node["Relation Name"].as_str().unwrap_or_default();
-                let big = ["job", "payload", "archive", "attempt", "dedupe", "dead_letter", "claimed", "lane"];
+                let big = [
+                    "job",
+                    "payload",
+                    "archive",
+                    "tombstone",
+                    "burial",
+                    "attempt",
+                    "dedupe",
+                    "dead_letter",
+                    "claimed",
+                    "lane",
+                ];
                 let scanned = node["Node Type"] == "Seq Scan" && big.iter().any(|name| table.starts_with(name));
                 assert!(!scanned, "sequential scan of {table} in {call}: {}", plan["Query Text"]);
                 let loops = number(node, "Actual Loops");
@@ -105,6 +116,14 @@ async fn without_autovacuum(s: &Session) {
         .await;
     for table in tables {
         s.run(&format!("alter table {table} set (autovacuum_enabled = off)")).await;
+    }
+}
+
+async fn empty(s: &Session) {
+    for table in
+        ["job", "payload", "archive", "tombstone", "burial", "dead_letter", "attempt", "dedupe", "claimed", "lane"]
+    {
+        s.run(&format!("delete from posthouse.{table}")).await;
     }
 }
 
@@ -226,9 +245,7 @@ async fn a_million_jobs(tenants: i64) {
     for _ in 0..7 {
         round(&old, &s, &worker).await;
     }
-    for table in ["job", "payload", "archive", "dead_letter", "attempt", "dedupe", "claimed", "lane"] {
-        s.run(&format!("delete from posthouse.{table}")).await;
-    }
+    empty(&s).await;
     load(&s, 1_000_000, 200_000, tenants).await;
     check("plans made when empty", &round(&old, &s, &worker).await);
     for _ in 0..6 {
@@ -388,4 +405,107 @@ async fn tenants_that_cannot_run_do_not_slow_a_claim_down() {
         );
         assert!(first.pages.max(next.pages) <= times * free.pages, "{what}: {first:?}, {next:?}, {free:?} without");
     }
+}
+
+/// The calls that differ where no history is kept, on this session: settles of a hundred jobs, all of such a queue and of both
+/// sorts, and the sweep of a hundred.
+async fn round_without_history(watched: &Watched, s: &Session) -> Vec<(&'static str, Cost)> {
+    let mut costs = Vec::new();
+    for (queues, names) in [
+        (&["bare"][..], ["settle without history", "settle without history again"]),
+        (&["bare", "default"][..], ["settle of both sorts", "settle of both sorts again"]),
+    ] {
+        for queue in queues {
+            s.run(&format!(
+                "select posthouse.enqueue_many((select jsonb_agg(jsonb_build_object('kind', 'k', 'tenant', 't' || n, 'queue', '{queue}'))
+                   from generate_series(1, 100) n))"
+            ))
+            .await;
+        }
+        let worker = s.worker_of(queues, &["k"], 3_600_000).await;
+        let jobs = worker.claim(s, 100).await;
+        assert_eq!(jobs.len(), 100);
+        let outcomes: Value = jobs
+            .iter()
+            .map(|job| json!({"id": job.id, "fence": job.fence, "outcome": if job.id % 10 == 0 { "cancelled" } else { "done" }}))
+            .collect();
+        for name in names {
+            costs.push((
+                name,
+                watched.cost(&format!("select * from posthouse.settle('{}', '{outcomes}')", worker.id)).await,
+            ));
+        }
+        s.run(&format!("update posthouse.worker set dead_at = clock_timestamp() where id = '{}'", worker.id)).await;
+        s.run("select posthouse.rescue('[]')").await;
+    }
+    costs.push(("forget", watched.cost("select posthouse.forget(100)").await));
+    costs
+}
+
+/// So many jobs that left tombstones, a hundred a settle, from half an hour ago until now.
+async fn bury(s: &Session, jobs: i64) {
+    s.run(&format!(
+        "insert into posthouse.payload (id, payload) select 2000000 + n, '{{\"text\": \"hello\"}}' from generate_series(1, {jobs}) n;
+         insert into posthouse.tombstone (id, lane_id, created_at, finished_at, worker, fence, attempt, max_attempts, state)
+           select 2000000 + n, 1, now(), now() - interval '30 minutes' * (1 - n / {jobs}.0), gen_random_uuid(), 1, 1, 5, 'done'
+           from generate_series(1, {jobs}) n;
+         insert into posthouse.burial (buried_at, jobs, job_ids)
+           select max(t.finished_at), count(*), array_agg(t.id) from posthouse.tombstone t group by t.id / 100"
+    ))
+    .await;
+}
+
+#[tokio::test]
+async fn three_hundred_thousand_jobs_without_history() {
+    let (queue, s) = Queue::with_session().await;
+    s.run("select posthouse.make_partitions(3000000), posthouse.set_queue('bare', '0')").await;
+    without_autovacuum(&s).await;
+    s.run("analyze").await;
+    let old = Watched::new(&queue).await;
+    for _ in 0..7 {
+        round_without_history(&old, &s).await;
+    }
+    empty(&s).await;
+    load(&s, 300_000, 100_000, 100).await;
+    bury(&s, 300_000).await;
+    check("plans made when empty", &round_without_history(&old, &s).await);
+    let new = Watched::new(&queue).await;
+    check("stale statistics", &round_without_history(&new, &s).await);
+    s.run("analyze").await;
+    let analysed = Watched::new(&queue).await;
+    check("analysed", &round_without_history(&analysed, &s).await);
+    check("plans made when empty, analysed since", &round_without_history(&old, &s).await);
+}
+
+/// Pages that a sweep of a hundred jobs reads before 200,000 others were swept while somebody holds a snapshot, and after.
+async fn sweep_of_dead_tombstones(with_floor: bool) -> (Cost, Cost) {
+    let (queue, s) = Queue::with_session().await;
+    s.run("select posthouse.make_partitions(3000000)").await;
+    without_autovacuum(&s).await;
+    if !with_floor {
+        s.cripple("forget", "b.buried_at >= start_at", "true").await;
+    }
+    bury(&s, 300_000).await;
+    let watched = Watched::new(&queue).await;
+    watched.cost("select posthouse.forget(100)").await;
+    let before = watched.cost("select posthouse.forget(100)").await;
+    let holder = queue.session().await;
+    holder.run("begin isolation level repeatable read; select count(*) from posthouse.worker").await;
+    for _ in 0..19 {
+        assert_eq!(s.get::<i32>("select posthouse.forget(10000)").await, 10_000);
+    }
+    let after = watched.cost("select posthouse.forget(100)").await;
+    let kept: i64 = holder.get("select count(*) from posthouse.burial").await;
+    assert_eq!(kept, 2_998, "the snapshot was held all the while");
+    (before, after)
+}
+
+#[tokio::test]
+async fn dead_tombstones_do_not_slow_the_sweep_down() {
+    let (before, after) = sweep_of_dead_tombstones(true).await;
+    println!("figure: sweep of a hundred tombstones: {} pages, then {}", before.pages, after.pages);
+    assert!(after.pages <= before.pages + 300, "{before:?}, {after:?}");
+    // Without the floor it walks over all that it swept before.
+    let (_, walked) = sweep_of_dead_tombstones(false).await;
+    assert!(walked.pages > after.pages + 1_000, "{walked:?}, {after:?} with a floor");
 }

@@ -313,9 +313,9 @@ async fn an_enqueue_with_an_old_snapshot_is_found() {
 
 /// A floor that rises while an enqueue is open. The answer: what a claim finds after its commit, before and after the sweep
 /// for stragglers.
-async fn floors_against_an_enqueue(cure: &str, without: &str) -> (usize, usize) {
+async fn floors_against_an_enqueue(function: &str, cure: &str, without: &str) -> (usize, usize) {
     let (queue, s) = Queue::with_session().await;
-    s.cripple("advance_floors", cure, without).await;
+    s.cripple(function, cure, without).await;
     let enqueuer = queue.session().await;
     let worker = s.worker(&["k"]).await;
     s.enqueue("kind => 'k'").await;
@@ -337,11 +337,12 @@ async fn floors_against_an_enqueue(cure: &str, without: &str) -> (usize, usize) 
 #[tokio::test]
 async fn a_floor_does_not_pass_an_enqueue_that_is_still_open() {
     let own = "k.pid is distinct from pg_backend_pid()";
-    assert_eq!(floors_against_an_enqueue(own, own).await, (1, 0));
+    assert_eq!(floors_against_an_enqueue("oldest_writer", own, own).await, (1, 0));
     // Without the look at open transactions the floor passes it, and only the sweep for stragglers finds it.
-    assert_eq!(floors_against_an_enqueue(own, "false").await, (0, 1));
+    assert_eq!(floors_against_an_enqueue("oldest_writer", own, "false").await, (0, 1));
     // The same after the bound: a transaction that stays open longer holds no floor back.
-    assert_eq!(floors_against_an_enqueue("interval '30 seconds'", "interval '0'").await, (0, 1));
+    let bound = "interval '30 seconds'";
+    assert_eq!(floors_against_an_enqueue("advance_floors", bound, "interval '0'").await, (0, 1));
 }
 
 /// A job given back to the front of the line while floors rise, in either order. The answer: what a claim finds.

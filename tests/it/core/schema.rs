@@ -281,6 +281,7 @@ async fn every_statement_of_the_store_is_understood() {
         "explain",
         "next_due",
         "is_empty",
+        "set_queue",
     ] {
         assert!(functions.contains(function), "no statement of {function} was found in src/store: {functions:?}");
     }
@@ -428,6 +429,8 @@ async fn objects_of_others_in_the_search_path_are_not_used() {
         format!("select posthouse.is_empty('{}')", other.id),
         "select posthouse.tidy()".to_owned(),
         "select posthouse.purge()".to_owned(),
+        "select posthouse.set_queue('k', '0')".to_owned(),
+        "select * from posthouse.queues".to_owned(),
         format!("select posthouse.retire_worker('{}')", other.id),
         "select id, state from posthouse.jobs".to_owned(),
         "select * from posthouse.queue_health".to_owned(),

@@ -1,0 +1,166 @@
+-- Retention: what is kept of jobs that are done or cancelled. Queues keep it for ever, as they come, or not at all. Then a job that
+-- ends leaves a tombstone for ten minutes, in which waits, dedupe answers and repeated settles find it, with its result and
+-- its payload; dead letters are kept whatever the retention.
+
+-- Set for how long a queue keeps done and cancelled jobs: null for ever, as it comes; zero not at all, but for ten minutes in
+-- which waits, dedupe answers and repeated settles find them. It counts for jobs that end from now on.
+create or replace function posthouse.set_queue(queue text, retention interval) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform posthouse.check_name('queue', queue);
+  if retention <> interval '0' then
+    raise exception using errcode = 'PH001',
+      message = format('retention: %s is not possible: zero keeps no history, null keeps it for ever', retention);
+  end if;
+  insert into posthouse.queue (name, retention) values (set_queue.queue, set_queue.retention)
+  on conflict (name) do update set retention = excluded.retention;
+end $$;
+
+-- posthouse.settle_done, which calls this, where some queue keeps no history: what is done there leaves a tombstone. Each lane is
+-- looked up, unless all of the worker's queues are such. Plans are made as the caller has set.
+create or replace function posthouse.settle_unrecorded(worker uuid, ids bigint[], fences int[], results jsonb[], usages jsonb[], flags jsonb[])
+returns bigint[]                      -- the ids that were applied
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  now_at timestamptz := clock_timestamp();
+  applied bigint[];
+  keyed bigint[];
+  failed_before bigint[];             -- of those without history
+begin
+  if (select bool_and(exists (select from posthouse.queue q where q.name = w.queue and q.retention = interval '0'))
+      from (select unnest(w.queues) as queue from posthouse.worker w where w.id = settle_unrecorded.worker) w) then
+    with gone as (
+      delete from posthouse.job j
+      where j.id = any(ids) and j.worker = settle_unrecorded.worker and j.state = 'running' and j.fence = fences[width_bucket(j.id, ids)]
+      returning j.id, j.lane_id, j.created_at, j.fence, j.attempt, j.max_attempts, j.errors, j.keyed
+    ), laid as (
+      insert into posthouse.tombstone (id, lane_id, created_at, finished_at, worker, fence, attempt, max_attempts, state, flags, result)
+      select g.id, g.lane_id, g.created_at, now_at, settle_unrecorded.worker, g.fence, g.attempt, g.max_attempts, 'done',
+        case when flags[width_bucket(g.id, ids)] is not null then array(select jsonb_array_elements_text(flags[width_bucket(g.id, ids)])) end,
+        results[width_bucket(g.id, ids)]
+      from gone g
+    ), noted as (
+      insert into posthouse.burial (buried_at, jobs, job_ids)
+      select now_at, count(*), array_agg(g.id) from gone g having count(*) > 0
+    ), counted as (
+      insert into posthouse.tally (lane_id, state, jobs) select g.lane_id, 'done', count(*) from gone g group by g.lane_id
+    )
+    select array_agg(g.id), array_agg(g.id) filter (where g.keyed), array_agg(g.id) filter (where g.errors > 0)
+    into applied, keyed, failed_before from gone g;
+  else
+    with gone as (
+      delete from posthouse.job j
+      where j.id = any(ids) and j.worker = settle_unrecorded.worker and j.state = 'running' and j.fence = fences[width_bucket(j.id, ids)]
+      returning j.*
+    ), bare as materialized (
+      select d.lane_id
+      from (select distinct g.lane_id from gone g) d
+      cross join lateral (select l.queue from posthouse.lane l where l.id = d.lane_id offset 0) l
+      cross join lateral (select from posthouse.queue q where q.name = l.queue and q.retention = interval '0' offset 0) q
+    ), kept as (
+      insert into posthouse.archive (id, lane_id, created_at, started_at, finished_at, worker, timeout_ms, fence, attempt,
+        max_attempts, state, flags, result, usage, errors)
+      select g.id, g.lane_id, g.created_at, g.started_at, now_at, g.worker, g.timeout_ms, g.fence, g.attempt,
+        g.max_attempts, 'done',
+        case when flags[width_bucket(g.id, ids)] is not null then array(select jsonb_array_elements_text(flags[width_bucket(g.id, ids)])) end,
+        results[width_bucket(g.id, ids)], usages[width_bucket(g.id, ids)],
+        case when g.errors > 0 then posthouse.gather_errors(g.id) end
+      from gone g where g.lane_id not in (select b.lane_id from bare b)
+    ), unkept as materialized (
+      select g.* from gone g where g.lane_id in (select b.lane_id from bare b)
+    ), laid as (
+      insert into posthouse.tombstone (id, lane_id, created_at, finished_at, worker, fence, attempt, max_attempts, state, flags, result)
+      select g.id, g.lane_id, g.created_at, now_at, g.worker, g.fence, g.attempt, g.max_attempts, 'done',
+        case when flags[width_bucket(g.id, ids)] is not null then array(select jsonb_array_elements_text(flags[width_bucket(g.id, ids)])) end,
+        results[width_bucket(g.id, ids)]
+      from unkept g
+    ), noted as (
+      insert into posthouse.burial (buried_at, jobs, job_ids)
+      select now_at, count(*), array_agg(g.id) from unkept g having count(*) > 0
+    ), counted as (
+      insert into posthouse.tally (lane_id, state, jobs) select g.lane_id, 'done', count(*) from gone g group by g.lane_id
+    )
+    select array_agg(g.id), array_agg(g.id) filter (where g.keyed),
+      (select array_agg(u.id) from unkept u where u.errors > 0)
+    into applied, keyed, failed_before from gone g;
+  end if;
+  if failed_before is not null then
+    delete from posthouse.attempt a where a.job_id = any(failed_before);
+  end if;
+  if keyed is not null then
+    perform posthouse.free_keys(keyed);
+  end if;
+  return coalesce(applied, '{}');
+end $$;
+
+-- Forget the jobs of queues without history whose ten minutes are over: tombstones and payloads, `max_jobs` or a settle more,
+-- oldest first. One whose dedupe key stands for a window is kept until that is over, since the key stands for it.
+--
+-- Starts where the last call ended, so that it does not walk over what it deleted before. A settle counts as old as it was
+-- when it wrote, though it may commit later: so the floor stops at the oldest open transaction, at most an hour back.
+create or replace function posthouse.forget(max_jobs int default 10000) returns int
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+  over timestamptz := clock_timestamp() - interval '10 minutes';
+  start_at timestamptz := (select s.floor_at from posthouse.sweep s where s.name = 'tombstones');
+  end_at timestamptz;
+  ids bigint[];
+  held bigint[];
+  first_id bigint;
+  last_id bigint;
+begin
+  with due as (
+    delete from posthouse.burial b where b.ctid = any(array(
+      select x.place
+      from (
+        select x.ctid as place, sum(x.jobs) over (order by x.buried_at rows unbounded preceding) - x.jobs as before
+        from (select b.ctid, b.buried_at, b.jobs from posthouse.burial b
+              where b.buried_at >= start_at and b.buried_at <= over order by b.buried_at limit max_jobs) x) x
+      where x.before < max_jobs))
+    returning b.buried_at, b.job_ids
+  )
+  select max(d.buried_at), array_agg(u.id) into end_at, ids from due d cross join lateral unnest(d.job_ids) u(id);
+  if ids is null then
+    end_at := over;
+  else
+    -- By the job, one at a time, whatever the planner thinks of the table's size.
+    with later as (
+      select i.id as job_id, d.expires_at
+      from unnest(ids) i(id)
+      cross join lateral (
+        select d.expires_at from posthouse.dedupe d
+        where d.job_id = i.id and coalesce(d.expires_at, '-infinity') > clock_timestamp() offset 0) d
+    ), again as (
+      insert into posthouse.burial (buried_at, jobs, job_ids)
+      select max(l.expires_at) - interval '10 minutes', count(*), array_agg(l.job_id) from later l group by date_trunc('hour', l.expires_at)
+    )
+    select array_agg(l.job_id) into held from later l;
+    if held is not null then
+      ids := array(select unnest(ids) except select unnest(held));
+    end if;
+    -- One that was retried since, and ended again, has a younger tombstone; one that is still live has none, and keeps its payload.
+    with gone as (
+      delete from posthouse.tombstone t where t.id = any(ids) and t.finished_at <= over returning t.id
+    )
+    select array_agg(g.id), min(g.id), max(g.id) into ids, first_id, last_id from gone g;
+    -- The bounds tell which partitions need not be looked into.
+    delete from posthouse.payload p where p.id = any(ids) and p.id >= first_id and p.id <= last_id;
+  end if;
+  -- Now and then also when there was nothing to do, since an open transaction may have kept it back before.
+  update posthouse.sweep s
+  set floor_at = greatest(s.floor_at, least(end_at, greatest(posthouse.oldest_writer(), over - interval '1 hour')))
+  where s.name = 'tombstones' and s.floor_at < end_at - case when ids is null then interval '10 seconds' else interval '0' end;
+  return coalesce(cardinality(ids), 0);
+end $$;
