@@ -20,6 +20,7 @@ mod jsonl;
 mod output;
 mod payload;
 mod pretty;
+mod queue;
 mod sim;
 mod status;
 mod style;
@@ -58,6 +59,7 @@ async fn run(command: Command, global: &Global) -> Result<ExitCode> {
         Command::Status(args) => status::run(args, global).await,
         Command::Job { command } => job::run(command, global).await,
         Command::Dead { command } => dead::run(command, global).await,
+        Command::Queue { command } => queue::run(command, global).await,
         Command::Sim(args) => sim::run(args, global).await,
         Command::Bench(args) => bench::run(args, global).await,
         Command::Completions(args) => completions::run(&args),

@@ -5,6 +5,7 @@ mod db;
 mod dead;
 mod enqueue;
 mod job;
+mod queue;
 mod run;
 mod sim;
 mod time;
@@ -16,6 +17,7 @@ pub(crate) use db::Db;
 pub(crate) use dead::{Dead, DeadChoice, DeadList, Purge, Redrive};
 pub(crate) use enqueue::Enqueue;
 pub(crate) use job::{Filter, Job, JobList, JobWait, Page};
+pub(crate) use queue::{Queue, QueueSet, Retention};
 pub(crate) use run::{Demo, Dev, ExecKind, STOP_AT_EOF, Work};
 pub(crate) use sim::Sim;
 
@@ -86,6 +88,12 @@ pub(crate) enum Command {
     Dead {
         #[command(subcommand)]
         command: Dead,
+    },
+    /// Look at the settings of queues, and change them
+    #[command(after_long_help = queue::EXAMPLES, long_about = queue::LONG)]
+    Queue {
+        #[command(subcommand)]
+        command: Queue,
     },
     Sim(Sim),
     Bench(Bench),

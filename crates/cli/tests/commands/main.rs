@@ -9,4 +9,5 @@ mod enqueue;
 mod jobs;
 mod jsonl;
 mod provider;
+mod queues;
 mod support;

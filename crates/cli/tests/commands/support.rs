@@ -108,10 +108,20 @@ impl Queue {
         self.run(&arguments).fine().json()["id"].as_i64().unwrap()
     }
 
+    /// Statements that no command makes.
+    pub(crate) async fn sql(&self, statements: &str) {
+        self.database.connect().await.batch_execute(statements).await.unwrap();
+    }
+
     /// Lets every job of this kind that is there have this outcome.
     pub(crate) async fn work(&self, kind: &str, outcome: impl Fn() -> Outcome + Send + Sync + 'static) {
+        self.work_on("default", kind, outcome).await;
+    }
+
+    /// The same in another queue.
+    pub(crate) async fn work_on(&self, queue: &str, kind: &str, outcome: impl Fn() -> Outcome + Send + Sync + 'static) {
         let database = Database::new(self.url()).unwrap();
-        let worker = Worker::builder(database).until_empty(true).handle_kind(kind, move |_, _| {
+        let worker = Worker::builder(database).queues([queue]).until_empty(true).handle_kind(kind, move |_, _| {
             let outcome = outcome();
             async move { Ok::<_, std::io::Error>(outcome) }
         });

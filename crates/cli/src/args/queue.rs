@@ -1,0 +1,50 @@
+//! The arguments of `posthouse queue`.
+
+use clap::{Args, Subcommand, ValueEnum};
+
+pub(super) const LONG: &str = "Look at the settings of queues, and change them.
+
+A queue needs no settings: it is there as soon as a job is put into it.";
+
+pub(super) const EXAMPLES: &str = "EXAMPLES:
+  posthouse queue list
+  posthouse queue set mail --retention 0";
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Queue {
+    /// List queues with their settings
+    ///
+    /// Every queue that has had jobs or settings. `posthouse status` tells how they do.
+    #[command(after_long_help = "EXAMPLES:
+  posthouse queue list
+  posthouse queue list --json | jq -r '.[] | select(.retention_ms == 0) | .queue'")]
+    List,
+    Set(QueueSet),
+}
+
+/// Change the settings of a queue
+///
+/// With --retention 0 it keeps no history: ten minutes after a job was done or cancelled nothing is left of it, neither payload
+/// nor result, and until then no more than `posthouse job wait` needs. Failed jobs are kept all the same. It counts for jobs
+/// that end from now on.
+#[derive(Debug, Args)]
+#[command(after_long_help = "EXAMPLES:
+  posthouse queue set mail --retention 0
+  posthouse queue set mail --retention forever")]
+pub(crate) struct QueueSet {
+    /// The queue
+    #[arg(value_name = "NAME")]
+    pub(crate) queue: String,
+    /// For how long done and cancelled jobs are kept
+    #[arg(long, value_enum, ignore_case = true)]
+    pub(crate) retention: Retention,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Retention {
+    /// Not at all, but for ten minutes
+    #[value(name = "0")]
+    Zero,
+    /// Until somebody deletes them, as it comes
+    Forever,
+}
