@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 use crate::error::Result;
 use crate::ground::Scratch;
 
+/// Where jobs go that name no queue.
+pub(crate) const QUEUE: &str = "default";
+
 /// A job with a small payload.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Noop {

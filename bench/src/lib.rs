@@ -115,6 +115,7 @@ async fn one(scenario: Scenario, ground: &Ground, sizes: &Sizes) -> Result<Vec<S
         Scenario::EnqueueConcurrent => enqueue::concurrent(&scratch, sizes).await,
         Scenario::EnqueueBulk => enqueue::bulk(&scratch, sizes).await,
         Scenario::Drain => work::drain(&scratch, sizes).await,
+        Scenario::DrainNoHistory => work::drain_no_history(&scratch, sizes).await,
         Scenario::DrainMulti => processes::drain_multi(&scratch, sizes).await,
         Scenario::Scaling => processes::scaling(&scratch, sizes).await,
         Scenario::Latency => latency::latency(&scratch, sizes).await,

@@ -23,7 +23,9 @@ pub enum Scenario {
     EnqueueBulk,
     /// No-op jobs, one worker process.
     Drain,
-    /// The same with several worker processes.
+    /// The same in a queue that keeps no history.
+    DrainNoHistory,
+    /// As the drain, with several worker processes.
     DrainMulti,
     /// Jobs that wait, on more and more worker processes.
     Scaling,
@@ -49,12 +51,13 @@ pub enum Scenario {
 
 impl Scenario {
     /// All of them, in the order in which they are measured.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Floor,
         Self::EnqueueSingle,
         Self::EnqueueConcurrent,
         Self::EnqueueBulk,
         Self::Drain,
+        Self::DrainNoHistory,
         Self::DrainMulti,
         Self::Scaling,
         Self::Latency,
@@ -77,6 +80,7 @@ impl Scenario {
             Self::EnqueueConcurrent => "enqueue-concurrent",
             Self::EnqueueBulk => "enqueue-bulk",
             Self::Drain => "drain",
+            Self::DrainNoHistory => "drain-no-history",
             Self::DrainMulti => "drain-multi",
             Self::Scaling => "scaling",
             Self::Latency => "latency",
@@ -123,6 +127,9 @@ impl Scenario {
                  last one is recorded as done",
                 sizes.drain
             ),
+            Self::DrainNoHistory => {
+                format!("{} no-op jobs as in the drain, in a queue with retention zero", sizes.drain)
+            }
             Self::DrainMulti => format!(
                 "{} no-op jobs, {PROCESSES} worker processes like that of the drain, started at once",
                 sizes.drain

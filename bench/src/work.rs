@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use posthouse::store::Database;
 use posthouse::worker::{Builder, Event};
-use posthouse::{Context, Worker};
+use posthouse::{Context, Posthouse, Worker};
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
@@ -14,7 +14,8 @@ use crate::error::{Error, Result};
 use crate::figure::Sample;
 use crate::floor::CLAIM_SETTLE;
 use crate::ground::Scratch;
-use crate::jobs::{Noop, fill};
+use crate::jobs::{Noop, QUEUE, fill};
+use crate::options::Scenario;
 use crate::sizes::{SLOTS, Sizes};
 
 /// A scenario that has not ended by then will not.
@@ -25,6 +26,13 @@ pub(crate) async fn drain(scratch: &Scratch, sizes: &Sizes) -> Result<Vec<Sample
     let worker = Worker::builder(Database::new(&scratch.url)?).concurrency(SLOTS);
     let seconds = until_done(worker.handle(|_: Noop, _: Context| async {}), sizes.drain).await?;
     Ok(vec![Sample::rate("done", sizes.drain, seconds).against(CLAIM_SETTLE)])
+}
+
+/// The same where history is off, told beside it.
+pub(crate) async fn drain_no_history(scratch: &Scratch, sizes: &Sizes) -> Result<Vec<Sample>> {
+    Posthouse::connect(&scratch.url).await?.set_retention(QUEUE, Some(Duration::ZERO)).await?;
+    let samples = drain(scratch, sizes).await?;
+    Ok(samples.into_iter().map(|sample| sample.beside(Scenario::Drain, "done")).collect())
 }
 
 /// Runs a worker until so many jobs are done and recorded. Answers with the seconds from its start to the last record.

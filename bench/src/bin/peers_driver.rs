@@ -15,7 +15,7 @@ use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
 const USAGE: &str = "usage: DATABASE_URL=… peers-driver setup | enqueue_single N | enqueue_bulk N | paced RATE TOTAL BATCH \
-                     | work best|default|inflight";
+                     | work best|nohistory|default|inflight";
 /// How often the count of finished jobs is told.
 const TELL: Duration = Duration::from_millis(20);
 /// How long jobs may go on after SIGTERM: the harness waits 15 seconds for the files.
@@ -173,8 +173,11 @@ impl Seen {
 /// Works until SIGTERM, then writes what it has seen.
 async fn work(url: &str, config: &str) -> Result<()> {
     let builder = Worker::builder(Database::new(url)?).grace(GRACE);
+    if config == "nohistory" {
+        Posthouse::connect(url).await?.set_retention("default", Some(Duration::ZERO)).await?;
+    }
     let builder = match config {
-        "best" => builder.concurrency(1_000),
+        "best" | "nohistory" => builder.concurrency(1_000),
         "inflight" => builder.concurrency(2_000),
         "default" => builder,
         _ => return Err(Error::config(USAGE)),
