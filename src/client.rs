@@ -124,8 +124,8 @@ impl Posthouse {
     }
 
     /// Set for how long a queue keeps done and cancelled jobs: `None`, as it comes, for ever. Zero keeps no history: results
-    /// can be had for ten minutes, then nothing is left of the jobs, which makes them cheaper. Any other time is refused.
-    /// Failed jobs are kept all the same, and so is the history that is there already.
+    /// can be had for ten minutes, then nothing is left of the jobs, payloads included. Any other time is refused. Failed
+    /// jobs are kept all the same, and so is the history that is there already.
     pub async fn set_retention(&self, queue: &str, retention: Option<Duration>) -> Result<()> {
         self.store.set_retention(queue, retention).await
     }

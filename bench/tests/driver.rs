@@ -68,6 +68,17 @@ async fn every_job_is_enqueued_run_once_and_counted() {
     assert_eq!(stamps.lines().filter(|line| line.split(' ').count() == 2).count(), 150);
 }
 
+#[tokio::test]
+async fn a_worker_without_history_sets_the_queue_before_it_starts() {
+    let database = TestDatabase::new(&schema_sql(), async |url| Posthouse::migrate(url).await).await;
+    let url = database.url();
+    let mut worker = Running(driver(url, &["work", "nohistory"]).stdout(Stdio::piped()).spawn().unwrap());
+    let mut lines = BufReader::new(worker.0.stdout.take().unwrap()).lines();
+    assert!(lines.next().unwrap().unwrap().contains("start"));
+    let queues = Posthouse::connect(url).await.unwrap().queues().await.unwrap();
+    assert_eq!((&*queues[0].queue, queues[0].retention_ms), ("default", Some(0)));
+}
+
 #[test]
 fn what_cannot_be_run_is_refused() {
     for arguments in [&["enqueue_bulk", "0"][..], &["work", "fast"], &["paced", "1"], &[]] {
