@@ -220,7 +220,8 @@ end $$;
 
 -- Tell listening workers of new jobs in these lanes, once a queue. Not of lanes where a job has been due for three seconds: no
 -- worker sleeps that could have taken that one, since all poll. Looks from the newest end, where the jobs are that nobody has
--- taken yet, back to the floor; where workers keep up, floors move up every second, and there is nothing in between.
+-- taken yet, back to the floor and no further than ten seconds; where workers keep up, floors move up every second, and there
+-- is nothing in between.
 create or replace function posthouse.notify_lanes(lanes bigint[], queues text[]) returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -231,6 +232,7 @@ as $$
 declare
   told text[] := '{}';
   long_ago timestamptz := clock_timestamp() - interval '3 seconds';
+  longer_ago timestamptz := long_ago - interval '7 seconds';
   behind boolean;
 begin
   for i in 1 .. cardinality(lanes) loop
@@ -238,8 +240,8 @@ begin
     behind := (
       select true from posthouse.job j
       where j.lane_id = lanes[i] and j.state = 'queued' and j.run_at < long_ago
-        and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = lanes[i]
-                                  order by f.floor_at desc limit 1), '-infinity')
+        and j.run_at >= greatest(longer_ago, (select f.floor_at from posthouse.lane_floor f where f.lane_id = lanes[i]
+                                              order by f.floor_at desc limit 1))
       order by j.lane_id desc, j.run_at desc, j.id desc limit 1);
     continue when behind;
     told := told || queues[i];

@@ -128,7 +128,8 @@ declare
   behind boolean;
   queued boolean := false;
   due timestamptz := '-infinity';
-  long_ago timestamptz := clock_timestamp() - interval '3 seconds';
+  long_ago timestamptz := clock_timestamp() - interval '3 seconds';     -- see posthouse.notify_lanes
+  longer_ago timestamptz := long_ago - interval '7 seconds';
 begin
   new_id := nextval('posthouse.job_id_seq');
   select l.id, l.behind, exists (select from posthouse.id_range r where r.upper > new_id and r.lower <= new_id)
@@ -138,8 +139,8 @@ begin
     select l.id, (
         select true from posthouse.job j
         where j.lane_id = l.id and j.state = 'queued' and j.run_at < long_ago
-          and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
-                                    order by f.floor_at desc limit 1), '-infinity')
+          and j.run_at >= greatest(longer_ago, (select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
+                                                order by f.floor_at desc limit 1))
         order by j.lane_id desc, j.run_at desc, j.id desc limit 1) as behind
     from posthouse.lane l
     where l.queue = enqueue.queue and l.tenant = enqueue.tenant and l.kind = enqueue.kind and l.priority = enqueue.priority
@@ -261,7 +262,7 @@ set plan_cache_mode = force_generic_plan
 as $$
 declare
   r record;
-  doubtful boolean := false;
+  doubtful boolean := pg_column_size(jobs) > 33554432;   -- else no payload is too large
 begin
   line_of := array_fill(1, array[n]);
   keyed := false;
@@ -271,10 +272,10 @@ begin
       select coalesce(x.queue, 'default') as queue, coalesce(x.tenant, 'default') as tenant, x.kind,
         coalesce(x.priority, 0) as priority, array_agg(x.ordinal::int) as ordinals,
         bool_or(num_nonnulls(x.delay_ms, x.run_at, x.max_attempts, x.timeout_ms, x.dedupe_key, x.dedupe_for_ms, x.trace) > 0) as extras,
-        bool_or(x.dedupe_key is not null) as keyed, max(pg_column_size(x.payload)) > 33554432 as large
-      from rows from (jsonb_to_recordset(jobs) as (kind text, payload jsonb, queue text, tenant text, priority int, delay_ms float8,
+        bool_or(x.dedupe_key is not null) as keyed
+      from rows from (jsonb_to_recordset(jobs) as (kind text, queue text, tenant text, priority int, delay_ms float8,
              run_at timestamptz, max_attempts int, timeout_ms float8, dedupe_key text, dedupe_for_ms float8, trace jsonb))
-        with ordinality x(kind, payload, queue, tenant, priority, delay_ms, run_at, max_attempts, timeout_ms, dedupe_key,
+        with ordinality x(kind, queue, tenant, priority, delay_ms, run_at, max_attempts, timeout_ms, dedupe_key,
           dedupe_for_ms, trace, ordinal)
       group by coalesce(x.queue, 'default'), coalesce(x.tenant, 'default'), x.kind, coalesce(x.priority, 0)
       order by 1, 2, 3, 4
@@ -287,7 +288,7 @@ begin
       keyed := keyed or r.keyed;
       plain := plain and not r.extras;
       -- The names of a lane were checked when it was made.
-      doubtful := doubtful or r.extras or coalesce(r.large, false) or not exists (
+      doubtful := doubtful or r.extras or not exists (
         select from posthouse.lane l where l.queue = r.queue and l.tenant = r.tenant and l.kind = r.kind and l.priority = r.priority);
       if cardinality(kinds) > 1 then
         for i in 1 .. cardinality(r.ordinals) loop

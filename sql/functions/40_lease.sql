@@ -211,7 +211,8 @@ begin
   where c.worker = take_back_claim.worker and c.seq = take_back_claim.seq;
   select count(*) into left_over
   from posthouse.claimed c cross join lateral unnest(c.job_ids, c.fences) u(id, fence)
-  join posthouse.job j on j.id = u.id and j.worker = c.worker and j.fence = u.fence and j.state = 'running'
+  cross join lateral (
+    select from posthouse.job j where j.id = u.id and j.worker = c.worker and j.fence = u.fence and j.state = 'running' offset 0) j
   where c.worker = take_back_claim.worker and c.seq = take_back_claim.seq;
   if left_over = 0 then
     delete from posthouse.claimed c where c.worker = take_back_claim.worker and c.seq = take_back_claim.seq;
