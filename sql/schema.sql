@@ -573,7 +573,7 @@ begin
   end if;
   if empty <> '{}' then
     -- Others at every claim where there are more.
-    part := (claim.seq * 64) % cardinality(empty);
+    part := ((claim.seq % cardinality(empty)) * 64) % cardinality(empty);
     perform posthouse.rest_lane(l.id) from posthouse.lane l where l.id = any(empty[part + 1:part + 64]) and l.awake_until < clock_timestamp();
   end if;
   return query select j.* from posthouse.claimed_jobs(claim.worker, ids, fences) j;
@@ -594,8 +594,10 @@ declare
   quotas int[];
   share int;
   heads int;                          -- different tenants
+  narrowed boolean;                   -- some lanes wait, since older ones had the share of their tenant
   took record;
   visited bigint[];
+  visitors text[];                    -- their tenants
   gave bigint[];
   after_lanes bigint[] := array[after_lane, 0];
   upto_lanes bigint[] := array[9223372036854775807, after_lane];
@@ -619,9 +621,11 @@ begin
       order by b.part, l.id limit 256) r;
     exit when lanes is null;
     visited := lanes;
+    visitors := tenants;
     gave := '{}';
     loop
       share := max_jobs - cardinality(ids);
+      narrowed := false;
       if cardinality(lanes) = 1 then
         quotas := array[share];
       else
@@ -629,6 +633,7 @@ begin
         share := ceil(share::numeric / heads);
         if cardinality(lanes) > heads then
           select array_agg(q.lane_id), array_agg(q.quota) into lanes, quotas from posthouse.lane_quotas(lanes, tenants, share, after_lane, due) q;
+          narrowed := true;
         else
           quotas := array_fill(share, array[cardinality(lanes)]);
         end if;
@@ -639,8 +644,13 @@ begin
       ids := ids || took.ids;
       fences := fences || took.fences;
       gave := gave || took.from_lanes;
-      exit when cardinality(ids) >= max_jobs or cardinality(lanes) = 1;
-      -- Those that gave their whole share may have more.
+      exit when cardinality(ids) >= max_jobs or cardinality(took.ids) < share;
+      -- Those that gave their whole share may have more, or the lanes that waited behind them.
+      if narrowed then
+        lanes := visited;
+        tenants := visitors;
+        continue;
+      end if;
       select array_agg(g.lane_id order by v.ord), array_agg(l.tenant order by v.ord) into lanes, tenants
       from (select f as lane_id, count(*) as jobs from unnest(took.from_lanes) f group by f) g
       join unnest(lanes, quotas) with ordinality v(lane_id, quota, ord) on v.lane_id = g.lane_id and v.quota = g.jobs
@@ -716,7 +726,7 @@ begin
       case when pg_column_size(x.usage) > 65536 then posthouse.cap_json(x.usage, 65536) else x.usage end as usage,
       case when pg_column_size(x.result) > 33554432 then coalesce(x.flags, '[]') || '["truncated"]' else '[]' || x.flags end as flags
     from jsonb_to_recordset(outcomes) x(id bigint, fence int, outcome text, result jsonb, usage jsonb, flags jsonb)
-    where x.outcome = 'done' and x.fence is not null
+    where x.outcome = 'done' and x.id is not null and x.fence is not null
     order by x.id, x.fence desc) d;
 end $function$
 ;
@@ -740,18 +750,19 @@ declare
   due timestamptz := '-infinity';
   long_ago timestamptz := clock_timestamp() - interval '3 seconds';     -- see posthouse.notify_lanes
   longer_ago timestamptz := long_ago - interval '7 seconds';
+  alone boolean := posthouse.is_alone();
 begin
   new_id := nextval('posthouse.job_id_seq');
   select l.id, l.behind, exists (select from posthouse.id_range r where r.upper > new_id and r.lower <= new_id)
   into lane_id, behind, housed
   from (select) one
   left join lateral (
-    select l.id, (
+    select l.id, case when alone then (
         select true from posthouse.job j
         where j.lane_id = l.id and j.state = 'queued' and j.run_at < long_ago
           and j.run_at >= greatest(longer_ago, (select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
                                                 order by f.floor_at desc limit 1))
-        order by j.lane_id desc, j.run_at desc, j.id desc limit 1) as behind
+        order by j.lane_id desc, j.run_at desc, j.id desc limit 1) end as behind
     from posthouse.lane l
     where l.queue = enqueue.queue and l.tenant = enqueue.tenant and l.kind = enqueue.kind and l.priority = enqueue.priority
     order by l.ready_at, l.id limit 1) l on true;
@@ -812,6 +823,10 @@ declare
   ids bigint[];
   holders bigint[];
   seen record;
+  -- In variables of their own, where an element is found at once.
+  queues text[];
+  tenants text[];
+  kinds text[];
   lanes bigint[] := '{}';
   needed boolean[];
 begin
@@ -830,13 +845,16 @@ begin
     perform posthouse.make_partitions(ids[n]);
   end if;
   holders := ids;
-  needed := array_fill(true, array[cardinality(seen.kinds)]);
+  queues := seen.queues;
+  tenants := seen.tenants;
+  kinds := seen.kinds;
+  needed := array_fill(true, array[cardinality(kinds)]);
   if seen.keyed then
     holders := posthouse.take_keys(jobs, ids);
     needed := array(select bool_or(holders[o] = ids[o]) from generate_series(1, n) o group by seen.line_of[o] order by seen.line_of[o]);
   end if;
   for i in 1 .. cardinality(needed) loop
-    lanes[i] := case when needed[i] then posthouse.lane_for(seen.queues[i], seen.priorities[i], seen.tenants[i], seen.kinds[i],
+    lanes[i] := case when needed[i] then posthouse.lane_for(queues[i], seen.priorities[i], tenants[i], kinds[i],
       greatest(seen.dues[i], clock_timestamp())) end;
   end loop;
   insert into posthouse.payload (id, payload, trace)
@@ -852,7 +870,7 @@ begin
       extract(epoch from p.timeout) * 1000, p.dedupe_key is not null
     from posthouse.parse_jobs(jobs) p where holders[p.ordinal] = ids[p.ordinal];
   end if;
-  perform posthouse.notify_lanes(lanes, seen.queues);
+  perform posthouse.notify_lanes(lanes, queues);
   return query
     select o.n::int, holders[o.n],
       case when holders[o.n] = ids[o.n] then 'queued' else posthouse.state_of(holders[o.n]) end, holders[o.n] <> ids[o.n]
@@ -1144,6 +1162,18 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.is_alone()
+ RETURNS boolean
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+  return statement_timestamp() < transaction_timestamp() + interval '20 milliseconds'
+    and current_setting('transaction_isolation') = 'read committed';
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.is_attempt(o jsonb)
  RETURNS boolean
  LANGUAGE sql
@@ -1363,11 +1393,12 @@ declare
   told text[] := '{}';
   long_ago timestamptz := clock_timestamp() - interval '3 seconds';
   longer_ago timestamptz := long_ago - interval '7 seconds';
+  alone boolean := posthouse.is_alone();
   behind boolean;
 begin
   for i in 1 .. cardinality(lanes) loop
     continue when lanes[i] is null or queues[i] = any(told);
-    behind := (
+    behind := alone and (
       select true from posthouse.job j
       where j.lane_id = lanes[i] and j.state = 'queued' and j.run_at < long_ago
         and j.run_at >= greatest(longer_ago, (select f.floor_at from posthouse.lane_floor f where f.lane_id = lanes[i]
@@ -2163,9 +2194,8 @@ begin
   return outcome::jsonb;
 exception when others then
   begin
-    if octet_length(cleaned) <= 33554432 then
-      cleaned := posthouse.clean_json(cleaned);
-    end if;
+    cleaned := case when octet_length(cleaned) <= 33554432 then posthouse.clean_json(cleaned)
+      else replace(replace(replace(cleaned, E'\\\\', chr(1)), E'\\u0000', E'\\ufffd'), chr(1), E'\\\\') end;
     return (select jsonb_object_agg(e.key, posthouse.storable_value(e.value)) from json_each(cleaned::json) e) || '{"flags": ["cleaned"]}';
   exception when others then
     return null;
@@ -2231,7 +2261,8 @@ begin
       end if;
     end loop;
   exception when others then
-    doubtful := true;
+    perform posthouse.check_jobs(jobs);
+    raise;
   end;
   if not doubtful then
     doubtful := exists (

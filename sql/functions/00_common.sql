@@ -218,10 +218,21 @@ begin
   end if;
 end $$;
 
+-- Whether this statement is a transaction of its own, as far as can be told, under READ COMMITTED: what it sees is what is so when
+-- it commits.
+create or replace function posthouse.is_alone() returns boolean
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  return statement_timestamp() < transaction_timestamp() + interval '20 milliseconds'
+    and current_setting('transaction_isolation') = 'read committed';
+end $$;
+
 -- Tell listening workers of new jobs in these lanes, once a queue. Not of lanes where a job has been due for three seconds: no
 -- worker sleeps that could have taken that one, since all poll. Looks from the newest end, where the jobs are that nobody has
 -- taken yet, back to the floor and no further than ten seconds; where workers keep up, floors move up every second, and there
--- is nothing in between.
+-- is nothing in between. A transaction that goes on for longer always tells: they may have caught up when it commits.
 create or replace function posthouse.notify_lanes(lanes bigint[], queues text[]) returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -233,11 +244,12 @@ declare
   told text[] := '{}';
   long_ago timestamptz := clock_timestamp() - interval '3 seconds';
   longer_ago timestamptz := long_ago - interval '7 seconds';
+  alone boolean := posthouse.is_alone();
   behind boolean;
 begin
   for i in 1 .. cardinality(lanes) loop
     continue when lanes[i] is null or queues[i] = any(told);
-    behind := (
+    behind := alone and (
       select true from posthouse.job j
       where j.lane_id = lanes[i] and j.state = 'queued' and j.run_at < long_ago
         and j.run_at >= greatest(longer_ago, (select f.floor_at from posthouse.lane_floor f where f.lane_id = lanes[i]

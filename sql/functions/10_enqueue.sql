@@ -130,18 +130,19 @@ declare
   due timestamptz := '-infinity';
   long_ago timestamptz := clock_timestamp() - interval '3 seconds';     -- see posthouse.notify_lanes
   longer_ago timestamptz := long_ago - interval '7 seconds';
+  alone boolean := posthouse.is_alone();
 begin
   new_id := nextval('posthouse.job_id_seq');
   select l.id, l.behind, exists (select from posthouse.id_range r where r.upper > new_id and r.lower <= new_id)
   into lane_id, behind, housed
   from (select) one
   left join lateral (
-    select l.id, (
+    select l.id, case when alone then (
         select true from posthouse.job j
         where j.lane_id = l.id and j.state = 'queued' and j.run_at < long_ago
           and j.run_at >= greatest(longer_ago, (select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
                                                 order by f.floor_at desc limit 1))
-        order by j.lane_id desc, j.run_at desc, j.id desc limit 1) as behind
+        order by j.lane_id desc, j.run_at desc, j.id desc limit 1) end as behind
     from posthouse.lane l
     where l.queue = enqueue.queue and l.tenant = enqueue.tenant and l.kind = enqueue.kind and l.priority = enqueue.priority
     order by l.ready_at, l.id limit 1) l on true;
@@ -203,6 +204,10 @@ declare
   ids bigint[];
   holders bigint[];
   seen record;
+  -- In variables of their own, where an element is found at once.
+  queues text[];
+  tenants text[];
+  kinds text[];
   lanes bigint[] := '{}';
   needed boolean[];
 begin
@@ -221,13 +226,16 @@ begin
     perform posthouse.make_partitions(ids[n]);
   end if;
   holders := ids;
-  needed := array_fill(true, array[cardinality(seen.kinds)]);
+  queues := seen.queues;
+  tenants := seen.tenants;
+  kinds := seen.kinds;
+  needed := array_fill(true, array[cardinality(kinds)]);
   if seen.keyed then
     holders := posthouse.take_keys(jobs, ids);
     needed := array(select bool_or(holders[o] = ids[o]) from generate_series(1, n) o group by seen.line_of[o] order by seen.line_of[o]);
   end if;
   for i in 1 .. cardinality(needed) loop
-    lanes[i] := case when needed[i] then posthouse.lane_for(seen.queues[i], seen.priorities[i], seen.tenants[i], seen.kinds[i],
+    lanes[i] := case when needed[i] then posthouse.lane_for(queues[i], seen.priorities[i], tenants[i], kinds[i],
       greatest(seen.dues[i], clock_timestamp())) end;
   end loop;
   insert into posthouse.payload (id, payload, trace)
@@ -243,7 +251,7 @@ begin
       extract(epoch from p.timeout) * 1000, p.dedupe_key is not null
     from posthouse.parse_jobs(jobs) p where holders[p.ordinal] = ids[p.ordinal];
   end if;
-  perform posthouse.notify_lanes(lanes, seen.queues);
+  perform posthouse.notify_lanes(lanes, queues);
   return query
     select o.n::int, holders[o.n],
       case when holders[o.n] = ids[o.n] then 'queued' else posthouse.state_of(holders[o.n]) end, holders[o.n] <> ids[o.n]
@@ -297,7 +305,8 @@ begin
       end if;
     end loop;
   exception when others then
-    doubtful := true;
+    perform posthouse.check_jobs(jobs);
+    raise;
   end;
   if not doubtful then
     doubtful := exists (

@@ -218,7 +218,7 @@ begin
   end if;
   if empty <> '{}' then
     -- Others at every claim where there are more.
-    part := (claim.seq * 64) % cardinality(empty);
+    part := ((claim.seq % cardinality(empty)) * 64) % cardinality(empty);
     perform posthouse.rest_lane(l.id) from posthouse.lane l where l.id = any(empty[part + 1:part + 64]) and l.awake_until < clock_timestamp();
   end if;
   return query select j.* from posthouse.claimed_jobs(claim.worker, ids, fences) j;
@@ -285,8 +285,10 @@ declare
   quotas int[];
   share int;
   heads int;                          -- different tenants
+  narrowed boolean;                   -- some lanes wait, since older ones had the share of their tenant
   took record;
   visited bigint[];
+  visitors text[];                    -- their tenants
   gave bigint[];
   after_lanes bigint[] := array[after_lane, 0];
   upto_lanes bigint[] := array[9223372036854775807, after_lane];
@@ -310,9 +312,11 @@ begin
       order by b.part, l.id limit 256) r;
     exit when lanes is null;
     visited := lanes;
+    visitors := tenants;
     gave := '{}';
     loop
       share := max_jobs - cardinality(ids);
+      narrowed := false;
       if cardinality(lanes) = 1 then
         quotas := array[share];
       else
@@ -320,6 +324,7 @@ begin
         share := ceil(share::numeric / heads);
         if cardinality(lanes) > heads then
           select array_agg(q.lane_id), array_agg(q.quota) into lanes, quotas from posthouse.lane_quotas(lanes, tenants, share, after_lane, due) q;
+          narrowed := true;
         else
           quotas := array_fill(share, array[cardinality(lanes)]);
         end if;
@@ -330,8 +335,13 @@ begin
       ids := ids || took.ids;
       fences := fences || took.fences;
       gave := gave || took.from_lanes;
-      exit when cardinality(ids) >= max_jobs or cardinality(lanes) = 1;
-      -- Those that gave their whole share may have more.
+      exit when cardinality(ids) >= max_jobs or cardinality(took.ids) < share;
+      -- Those that gave their whole share may have more, or the lanes that waited behind them.
+      if narrowed then
+        lanes := visited;
+        tenants := visitors;
+        continue;
+      end if;
       select array_agg(g.lane_id order by v.ord), array_agg(l.tenant order by v.ord) into lanes, tenants
       from (select f as lane_id, count(*) as jobs from unnest(took.from_lanes) f group by f) g
       join unnest(lanes, quotas) with ordinality v(lane_id, quota, ord) on v.lane_id = g.lane_id and v.quota = g.jobs

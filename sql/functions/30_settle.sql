@@ -24,9 +24,8 @@ begin
   return outcome::jsonb;
 exception when others then
   begin
-    if octet_length(cleaned) <= 33554432 then
-      cleaned := posthouse.clean_json(cleaned);
-    end if;
+    cleaned := case when octet_length(cleaned) <= 33554432 then posthouse.clean_json(cleaned)
+      else replace(replace(replace(cleaned, E'\\\\', chr(1)), E'\\u0000', E'\\ufffd'), chr(1), E'\\\\') end;
     return (select jsonb_object_agg(e.key, posthouse.storable_value(e.value)) from json_each(cleaned::json) e) || '{"flags": ["cleaned"]}';
   exception when others then
     return null;
@@ -336,7 +335,7 @@ begin
       case when pg_column_size(x.usage) > 65536 then posthouse.cap_json(x.usage, 65536) else x.usage end as usage,
       case when pg_column_size(x.result) > 33554432 then coalesce(x.flags, '[]') || '["truncated"]' else '[]' || x.flags end as flags
     from jsonb_to_recordset(outcomes) x(id bigint, fence int, outcome text, result jsonb, usage jsonb, flags jsonb)
-    where x.outcome = 'done' and x.fence is not null
+    where x.outcome = 'done' and x.id is not null and x.fence is not null
     order by x.id, x.fence desc) d;
 end $$;
 

@@ -84,6 +84,25 @@ async fn kinds_and_queues_of_others_are_left_alone() {
 }
 
 #[tokio::test]
+async fn a_claim_is_full_before_it_goes_on_to_the_next_priority() {
+    let (_queue, s) = Queue::with_session().await;
+    let worker = s.worker(&["a", "b"]).await;
+    worker.seq.set(2);
+    // Tenant A has a second lane and B one, both awake and empty.
+    for lane in ["kind => 'b', tenant => 'A'", "kind => 'a', tenant => 'B'"] {
+        let id = s.enqueue(lane).await;
+        s.get::<String>(&format!("select posthouse.cancel({id})")).await;
+    }
+    s.enqueue_bulk("a", "A", 150).await;
+    s.enqueue("kind => 'a', tenant => 'A', priority => 9").await;
+    assert_eq!(worker.claim(&s, 100).await.iter().filter(|job| job.priority == 0).count(), 100);
+    // Now the older of A's lanes takes its whole share, and the younger one has the rest.
+    s.enqueue_bulk("b", "A", 200).await;
+    s.enqueue("kind => 'a', tenant => 'B'").await;
+    assert_eq!(worker.claim(&s, 100).await.iter().filter(|job| job.priority == 0).count(), 100);
+}
+
+#[tokio::test]
 async fn tenants_get_equal_shares_and_what_some_leave_goes_to_others() {
     let (_queue, s) = Queue::with_session().await;
     for (tenant, jobs) in [("a", 50), ("b", 50), ("c", 2), ("d", 50)] {

@@ -68,6 +68,15 @@ async fn workers_are_told_unless_all_of_them_are_behind() {
     assert!(listener.told().await.is_empty());
     many(&s, &both).await;
     assert_eq!(listener.told().await, ["q2"]);
+    // They may have caught up by the end of a longer transaction.
+    s.run("begin; select pg_sleep(0.05)").await;
+    s.enqueue("kind => 'a'").await;
+    many(&s, &both).await;
+    s.run("commit").await;
+    assert_eq!(listener.told().await.iter().filter(|queue| *queue == "default").count(), 1);
+    // Nor does an old snapshot say who is behind.
+    s.run("begin isolation level repeatable read; select posthouse.enqueue('a'); commit").await;
+    assert_eq!(listener.told().await, ["default"]);
     // Another line of the same queue is not behind.
     s.enqueue("kind => 'b'").await;
     assert_eq!(listener.told().await, ["default"]);

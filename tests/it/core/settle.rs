@@ -167,6 +167,14 @@ async fn an_outcome_is_taken_from_a_worker_whose_lease_is_over_until_somebody_ta
 }
 
 #[tokio::test]
+async fn outcomes_that_name_no_job_do_not_keep_others_from_being_recorded() {
+    let (_queue, s, worker, jobs) = claimed(1).await;
+    let outcomes = json!([{"fence": 1, "outcome": "done"}, {"id": jobs[0].id, "fence": 1, "outcome": "done"}, {"id": null, "fence": 1, "outcome": "done"}]);
+    let verdicts = s.settle(worker.id, &outcomes).await;
+    assert_eq!(said(&verdicts), [("invalid", None), ("applied", Some("done")), ("invalid", None)]);
+}
+
+#[tokio::test]
 async fn one_bad_row_never_fails_the_rest() {
     let (_queue, s, worker, jobs) = claimed(12).await;
     let bad = [
