@@ -87,9 +87,10 @@ begin
     order by c.first_lane <= at.first_lane, c.first_lane, c.lane_id;
 end $$;
 
--- Lock up to `share` due jobs of each lane, `max_jobs` in all, going around those that others hold, and make them running.
+-- Lock up to so many due jobs of each lane, `max_jobs` in all, going around those that others hold, and make them running. The
+-- answer is the jobs as they were before; null: none.
 create or replace function posthouse.take_jobs(worker uuid, lanes bigint[], quotas int[], max_jobs int, due timestamptz)
-returns table (ids bigint[], fences int[], from_lanes bigint[])
+returns posthouse.job[]
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -99,13 +100,16 @@ set enable_mergejoin = off
 set enable_sort = off
 set plan_cache_mode = force_generic_plan
 as $$
+declare
+  jobs posthouse.job[];
+  ids bigint[];
 begin
-  select array_agg(t.id), array_agg(t.fence + 1), array_agg(t.lane_id) into ids, fences, from_lanes
+  select array_agg(t.j), array_agg((t.j).id) into jobs, ids
   from (
-    select j.id, j.fence, v.lane_id
+    select j.j
     from unnest(lanes, quotas) v(lane_id, quota)
     cross join lateral (
-      select j.id, j.fence from posthouse.job j
+      select j from posthouse.job j
       where j.lane_id = v.lane_id and j.state = 'queued' and j.run_at <= due
         and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = v.lane_id
                                   order by f.floor_at desc limit 1), '-infinity')
@@ -115,11 +119,11 @@ begin
     update posthouse.job j set state = 'running', fence = j.fence + 1, attempt = j.attempt + 1, worker = take_jobs.worker,
       started_at = clock_timestamp(), first_started_at = coalesce(j.first_started_at, clock_timestamp()), progress = null
     where j.id = any(ids);
-    return next;
   end if;
+  return jobs;
 end $$;
 
--- What a worker is told of the jobs it claimed.
+-- What a worker is told of the jobs of a claim, when it asks for them again.
 create or replace function posthouse.claimed_jobs(worker uuid, ids bigint[], fences int[])
 returns table (id bigint, fence bigint, attempt int, max_attempts int, kind text, queue text, tenant text, priority int,
   payload jsonb, timeout_ms bigint, lane bigint, enqueued_at timestamptz, trace jsonb)
@@ -161,8 +165,7 @@ declare
   w posthouse.worker;
   due timestamptz := clock_timestamp();
   took record;
-  ids bigint[] := '{}';
-  fences int[] := '{}';
+  jobs posthouse.job[] := '{}';
   empty bigint[] := '{}';
   part int;
   level bigint := -3000000000;  -- below every int
@@ -195,22 +198,20 @@ begin
   if claim.seq % 10 = 0 then
     oldest := posthouse.oldest_lane(w.queues, w.kinds, due);
     if oldest is not null then
-      select * into took from posthouse.take_jobs(claim.worker, array[oldest], array[greatest(1, max_jobs / 10)], max_jobs, due);
-      ids := ids || took.ids;
-      fences := fences || took.fences;
+      jobs := jobs || posthouse.take_jobs(claim.worker, array[oldest], array[greatest(1, max_jobs / 10)], max_jobs, due);
     end if;
   end if;
-  while cardinality(ids) < max_jobs loop
+  while cardinality(jobs) < max_jobs loop
     level := posthouse.next_priority(w.queues, w.kinds, level, due);
     exit when level is null;
-    select * into took from posthouse.claim_level(claim.worker, w.queues, w.kinds, level::int, max_jobs - cardinality(ids), after_lane, due);
-    ids := ids || took.ids;
-    fences := fences || took.fences;
+    select * into took from posthouse.claim_level(claim.worker, w.queues, w.kinds, level::int, max_jobs - cardinality(jobs), after_lane, due);
+    jobs := jobs || took.jobs;
     empty := empty || took.empty;
   end loop;
-  if cardinality(ids) > 0 then
+  if cardinality(jobs) > 0 then
     insert into posthouse.claimed (worker, seq, claimed_at, job_ids, fences)
-    values (claim.worker, claim.seq, clock_timestamp(), ids, fences) on conflict do nothing;
+    select claim.worker, claim.seq, clock_timestamp(), array_agg(j.id), array_agg(j.fence + 1) from unnest(jobs) j
+    on conflict do nothing;
     if not found then
       raise exception using errcode = '40001', message = format('seq: claim %s was under way in another session', seq),
         hint = 'Ask again: the answer is what that session claimed.';
@@ -221,7 +222,12 @@ begin
     part := ((claim.seq % cardinality(empty)) * 64) % cardinality(empty);
     perform posthouse.rest_lane(l.id) from posthouse.lane l where l.id = any(empty[part + 1:part + 64]) and l.awake_until < clock_timestamp();
   end if;
-  return query select j.* from posthouse.claimed_jobs(claim.worker, ids, fences) j;
+  return query
+    select j.id, j.fence + 1::bigint, j.attempt + 1, j.max_attempts, l.kind, l.queue, l.tenant, l.priority, p.payload, j.timeout_ms,
+      j.lane_id, j.created_at, p.trace
+    from unnest(jobs) j
+    cross join lateral (select l.* from posthouse.lane l where l.id = j.lane_id offset 0) l
+    cross join lateral (select p.payload, p.trace from posthouse.payload p where p.id = j.id offset 0) p;
 end $$;
 
 -- The next larger priority with a lane that may have work.
@@ -272,7 +278,7 @@ end $$;
 
 -- Claim from one priority: tenants take turns, each with the same share; what some leave goes to the others.
 create or replace function posthouse.claim_level(worker uuid, queues text[], kinds text[], priority int, max_jobs int,
-  after_lane bigint, due timestamptz, out ids bigint[], out fences int[], out empty bigint[])
+  after_lane bigint, due timestamptz, out jobs posthouse.job[], out empty bigint[])
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -286,7 +292,7 @@ declare
   share int;
   heads int;                          -- different tenants
   narrowed boolean;                   -- some lanes wait, since older ones had the share of their tenant
-  took record;
+  took posthouse.job[];
   visited bigint[];
   visitors text[];                    -- their tenants
   gave bigint[];
@@ -294,8 +300,7 @@ declare
   upto_lanes bigint[] := array[9223372036854775807, after_lane];
   part bigint;
 begin
-  ids := '{}';
-  fences := '{}';
+  jobs := '{}';
   empty := '{}';
   loop
     -- A window of at most 256 ready lanes: those behind the cursor, then those from the start up to the cursor.
@@ -315,7 +320,7 @@ begin
     visitors := tenants;
     gave := '{}';
     loop
-      share := max_jobs - cardinality(ids);
+      share := max_jobs - cardinality(jobs);
       narrowed := false;
       if cardinality(lanes) = 1 then
         quotas := array[share];
@@ -330,12 +335,11 @@ begin
         end if;
       end if;
       exit when lanes is null;
-      select * into took from posthouse.take_jobs(worker, lanes, quotas, max_jobs - cardinality(ids), due);
-      exit when took.ids is null;
-      ids := ids || took.ids;
-      fences := fences || took.fences;
-      gave := gave || took.from_lanes;
-      exit when cardinality(ids) >= max_jobs or cardinality(took.ids) < share;
+      took := posthouse.take_jobs(worker, lanes, quotas, max_jobs - cardinality(jobs), due);
+      exit when took is null;
+      jobs := jobs || took;
+      gave := gave || array(select distinct j.lane_id from unnest(took) j);
+      exit when cardinality(jobs) >= max_jobs or cardinality(took) < share;
       -- Those that gave their whole share may have more, or the lanes that waited behind them.
       if narrowed then
         lanes := visited;
@@ -343,7 +347,7 @@ begin
         continue;
       end if;
       select array_agg(g.lane_id order by v.ord), array_agg(l.tenant order by v.ord) into lanes, tenants
-      from (select f as lane_id, count(*) as jobs from unnest(took.from_lanes) f group by f) g
+      from (select j.lane_id, count(*) as jobs from unnest(took) j group by j.lane_id) g
       join unnest(lanes, quotas) with ordinality v(lane_id, quota, ord) on v.lane_id = g.lane_id and v.quota = g.jobs
       join posthouse.lane l on l.id = g.lane_id;
       exit when lanes is null;
@@ -353,7 +357,7 @@ begin
     elsif cardinality(visited) > 1 then
       empty := empty || array(select v from unnest(visited) v except select g from unnest(gave) g);
     end if;
-    exit when cardinality(ids) >= max_jobs or cardinality(visited) < 256;
+    exit when cardinality(jobs) >= max_jobs or cardinality(visited) < 256;
     if part = 1 then
       after_lanes[1] := visited[256];
     else

@@ -1,11 +1,11 @@
 //! Group commit of enqueues: while one is on its way to the database, those that come meanwhile gather and share the next
-//! commit. A lone enqueue waits for nobody. A batch belongs to a task of its own: dropping the future of an enqueue takes
-//! nothing away from the others of its batch.
+//! commit. A lone enqueue waits for nobody, and passes through no other task. A batch belongs to a task of its own: dropping the
+//! future of an enqueue takes nothing away from the others of its batch.
 
 use std::borrow::Borrow;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{Mutex, Semaphore, mpsc, oneshot};
 
 use crate::error::{Error, Result};
 use crate::job::{Enqueued, NewJob};
@@ -35,6 +35,8 @@ impl Borrow<NewJob> for Request {
 /// Gathers enqueues into batches.
 pub(super) struct Gatherer {
     store: Store,
+    /// Held while a commit is on its way.
+    busy: Arc<Mutex<()>>,
     requests: OnceLock<mpsc::Sender<Request>>,
     keyed: Vec<Store>,
     keyed_turn: Semaphore,
@@ -45,6 +47,7 @@ impl Gatherer {
     pub(super) fn new(database: &Database) -> Self {
         Self {
             store: database.store("enqueue"),
+            busy: Arc::default(),
             requests: OnceLock::new(),
             keyed: (0..KEYED_CONNECTIONS).map(|_| database.store("enqueue-keyed")).collect(),
             keyed_turn: Semaphore::new(KEYED_CONNECTIONS),
@@ -57,9 +60,12 @@ impl Gatherer {
         if job.dedupe.is_some() {
             return self.enqueue_keyed(job).await;
         }
+        if let Ok(_alone) = self.busy.try_lock() {
+            return self.store.enqueue(&job).await;
+        }
         let requests = self.requests.get_or_init(|| {
             let (sender, receiver) = mpsc::channel(WAITING);
-            tokio::spawn(gather(self.store.clone(), receiver));
+            tokio::spawn(gather(self.store.clone(), self.busy.clone(), receiver));
             sender
         });
         let (answer, answered) = oneshot::channel();
@@ -96,35 +102,35 @@ impl Drop for Slot<'_> {
     }
 }
 
-async fn gather(store: Store, mut requests: mpsc::Receiver<Request>) {
-    let mut left_over: Option<Request> = None;
-    let mut several = false;
-    loop {
-        let first = match left_over.take() {
-            Some(request) => request,
-            None => match requests.recv().await {
-                Some(request) => request,
-                None => return,
-            },
-        };
-        // Those who got an answer a moment ago are about to ask again: let them, before the batch is closed.
-        if several {
+/// Commits batch after batch until nobody asks for more, and waits then.
+async fn gather(store: Store, busy: Arc<Mutex<()>>, mut requests: mpsc::Receiver<Request>) {
+    while let Some(request) = requests.recv().await {
+        let _busy = busy.lock().await;
+        let mut next = Some(request);
+        while let Some(first) = next.take() {
+            let batch;
+            (batch, next) = fill_up(first, &mut requests);
+            commit(&store, batch).await;
+            // Those who just got an answer are about to ask again: let them, so that they share a commit.
             tokio::task::yield_now().await;
+            next = next.or_else(|| requests.try_recv().ok());
         }
-        let mut bytes = first.job.payload.get().len();
-        let mut batch = vec![first];
-        while batch.len() < BATCH_JOBS {
-            let Ok(next) = requests.try_recv() else { break };
-            bytes += next.job.payload.get().len();
-            if bytes > BATCH_BYTES {
-                left_over = Some(next);
-                break;
-            }
-            batch.push(next);
-        }
-        several = batch.len() > 1;
-        commit(&store, batch).await;
     }
+}
+
+/// A batch that begins with this request, and one that was too large to go with it.
+fn fill_up(first: Request, requests: &mut mpsc::Receiver<Request>) -> (Vec<Request>, Option<Request>) {
+    let mut bytes = first.job.payload.get().len();
+    let mut batch = vec![first];
+    while batch.len() < BATCH_JOBS {
+        let Ok(next) = requests.try_recv() else { break };
+        bytes += next.job.payload.get().len();
+        if bytes > BATCH_BYTES {
+            return (batch, Some(next));
+        }
+        batch.push(next);
+    }
+    (batch, None)
 }
 
 /// Commit a batch. If a job of it is refused, commit its halves, so that the bad one is alone in the end and spoils nothing for

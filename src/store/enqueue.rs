@@ -12,8 +12,9 @@ use super::connection::{Parameter, Store, p};
 use crate::error::{Error, Result};
 use crate::job::{DedupeFor, Enqueued, NewJob};
 
-// Short, and with parameters of the types that the function takes: what there is to parse and plan counts at each call.
-const ONE: &str = "select id, state, duplicate from posthouse.enqueue($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
+// Short, with every parameter, and of the types that the function takes: what there is to parse and plan counts at each call.
+const ONE: &str =
+    "select id, state, duplicate from posthouse.enqueue($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, null)";
 
 const MANY: &str = "select id, state, duplicate from posthouse.enqueue_many($1) order by ordinal";
 
