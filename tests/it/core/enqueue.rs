@@ -2,10 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use futures_util::StreamExt;
-use futures_util::stream::poll_fn;
 use serde_json::{Value, json};
-use tokio_postgres::{AsyncMessage, Client, NoTls};
+use tokio_postgres::{AsyncMessage, Client};
 
 use super::support::{Queue, Session, ids};
 use crate::harness::{SOON, wait_until};
@@ -24,17 +22,12 @@ struct Listener {
 
 impl Listener {
     async fn new(queue: &Queue) -> Self {
-        let (client, mut connection) = tokio_postgres::connect(queue.url(), NoTls).await.unwrap();
-        let heard = Arc::new(Mutex::new(Vec::new()));
-        let hearing = heard.clone();
-        tokio::spawn(async move {
-            let mut messages = poll_fn(move |cx| connection.poll_message(cx));
-            while let Some(Ok(message)) = messages.next().await {
-                if let AsyncMessage::Notification(notification) = message {
-                    hearing.lock().unwrap().push(notification.payload().to_owned());
-                }
-            }
-        });
+        let (client, heard) = queue
+            .hearing(|message| match message {
+                AsyncMessage::Notification(notification) => Some(notification.payload().to_owned()),
+                _ => None,
+            })
+            .await;
         client.batch_execute("listen posthouse_wake; listen test_end").await.unwrap();
         Self { client, heard }
     }

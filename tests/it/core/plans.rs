@@ -5,10 +5,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use futures_util::StreamExt;
-use futures_util::stream::poll_fn;
 use serde_json::{Value, json};
-use tokio_postgres::{AsyncMessage, Client, NoTls};
+use tokio_postgres::{AsyncMessage, Client};
 
 use super::support::{Queue, Session, Worker};
 
@@ -29,17 +27,12 @@ struct Cost {
 
 impl Watched {
     async fn new(queue: &Queue) -> Self {
-        let (client, mut connection) = tokio_postgres::connect(queue.url(), NoTls).await.unwrap();
-        let heard = Arc::new(Mutex::new(Vec::new()));
-        let hearing = heard.clone();
-        tokio::spawn(async move {
-            let mut messages = poll_fn(move |cx| connection.poll_message(cx));
-            while let Some(Ok(message)) = messages.next().await {
-                if let AsyncMessage::Notice(notice) = message {
-                    hearing.lock().unwrap().push(notice.message().to_owned());
-                }
-            }
-        });
+        let (client, heard) = queue
+            .hearing(|message| match message {
+                AsyncMessage::Notice(notice) => Some(notice.message().to_owned()),
+                _ => None,
+            })
+            .await;
         client
             .batch_execute(
                 "load 'auto_explain'; set auto_explain.log_min_duration = 0; set auto_explain.log_nested_statements = on;

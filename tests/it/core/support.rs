@@ -1,13 +1,16 @@
 //! A database with the schema, sessions that speak SQL, and a worker that is nothing but its calls.
 
 use std::cell::Cell;
+use std::sync::{Arc, Mutex};
 
+use futures_util::StreamExt;
+use futures_util::stream::poll_fn;
 use posthouse::Posthouse;
 use posthouse::store::schema_sql;
 use posthouse::testing::TestDatabase;
 use serde_json::Value;
 use tokio_postgres::types::FromSqlOwned;
-use tokio_postgres::{Client, Row};
+use tokio_postgres::{AsyncMessage, Client, NoTls, Row};
 use uuid::Uuid;
 
 use crate::harness::{SOON, wait_until};
@@ -79,6 +82,20 @@ impl Queue {
         let client = self.database.connect().await;
         let pid = client.query_one("select pg_backend_pid()", &[]).await.unwrap().get(0);
         Session { client, pid }
+    }
+
+    /// A connection, and what this picks from all that the server says beside answers.
+    pub(super) async fn hearing(&self, pick: fn(AsyncMessage) -> Option<String>) -> (Client, Arc<Mutex<Vec<String>>>) {
+        let (client, mut connection) = tokio_postgres::connect(self.url(), NoTls).await.unwrap();
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let hearing = heard.clone();
+        tokio::spawn(async move {
+            let mut messages = poll_fn(move |cx| connection.poll_message(cx));
+            while let Some(Ok(message)) = messages.next().await {
+                hearing.lock().unwrap().extend(pick(message));
+            }
+        });
+        (client, heard)
     }
 
     /// A queue and a session in it.
