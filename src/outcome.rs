@@ -24,6 +24,9 @@ pub enum Outcome {
         delay: Duration,
         /// Why, shown by `explain`.
         reason: String,
+        /// The gate that turned it away, if one did, such as `endpoint:openai/gpt-4o-mini`. While that gate is closed the
+        /// job keeps its place at the front instead of waiting for `delay`.
+        gate: Option<String>,
     },
     /// Trying again cannot help: a dead letter at once.
     Fail(JobError),
@@ -52,7 +55,13 @@ impl Outcome {
 
     /// Not now: run again after `delay`, the attempt refunded.
     pub fn snooze(delay: Duration, reason: impl Into<String>) -> Self {
-        Self::Snooze { delay, reason: reason.into() }
+        Self::Snooze { delay, reason: reason.into(), gate: None }
+    }
+
+    /// Not now, because a gate turned it away: the job goes back to its place and runs when the gate opens. `delay` counts
+    /// only if the gate is open by then.
+    pub fn snooze_at(gate: impl Into<String>, delay: Duration, reason: impl Into<String>) -> Self {
+        Self::Snooze { delay, reason: reason.into(), gate: Some(gate.into()) }
     }
 }
 

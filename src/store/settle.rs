@@ -80,6 +80,8 @@ struct Wire<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    gate: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     max_deferral_ms: Option<u64>,
 }
 
@@ -109,10 +111,11 @@ impl<'a> Wire<'a> {
                 wire.error = Some(wire_error(error));
                 wire.delay_ms = delay.map(millis);
             }
-            Some(Outcome::Snooze { delay, reason }) => {
+            Some(Outcome::Snooze { delay, reason, gate }) => {
                 wire.outcome = "snooze";
                 wire.delay_ms = Some(millis(*delay));
                 wire.reason = Some(reason);
+                wire.gate = gate.as_deref();
             }
             Some(Outcome::Fail(error)) => {
                 wire.outcome = "fail";

@@ -245,7 +245,7 @@ fn announce(shared: &Shared, context: &Context, settlement: &Settlement, state: 
         ("failed", _) | (_, Some(Outcome::Fail(_))) => Event::Failed { job, error },
         (_, None) => Event::Released { job },
         (_, Some(Outcome::Retry { error, delay })) => Event::Retry { job, error, delay: delay.unwrap_or_default() },
-        (_, Some(Outcome::Snooze { delay, reason })) => Event::Snoozed { job, delay: *delay, reason },
+        (_, Some(Outcome::Snooze { delay, reason, .. })) => Event::Snoozed { job, delay: *delay, reason },
     };
     let (id, kind, queue, tenant, attempt) = (job.id, &*job.kind, &*job.queue, &*job.tenant, job.attempt);
     match error {

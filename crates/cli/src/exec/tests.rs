@@ -110,7 +110,7 @@ async fn exit_codes_decide() {
 #[tokio::test]
 async fn not_now_says_how_long() {
     let snoozed = |outcome| match outcome {
-        Outcome::Snooze { delay, reason } => (delay.as_millis(), reason),
+        Outcome::Snooze { delay, reason, .. } => (delay.as_millis(), reason),
         other => panic!("{other:?}"),
     };
     let busy = r#"echo busy >&2; echo '{"delay_ms": 1500}' >&2; exit 75"#;
