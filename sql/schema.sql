@@ -109,6 +109,8 @@ create table posthouse.job (
   cancel_asked boolean not null default false,
   reason text,
   progress jsonb,
+  tokens integer,
+  reserved integer,
   constraint job_pkey PRIMARY KEY (id)
 ) with (fillfactor=80, autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_threshold=2000);
 CREATE INDEX job_ready ON posthouse.job USING btree (lane_id, run_at, id) WHERE (state = 'queued'::posthouse.job_state);
@@ -122,9 +124,12 @@ create table posthouse.lane (
   ready_at timestamp with time zone not null,
   awake_until timestamp with time zone not null,
   naps integer not null default 0,
+  gates text[] not null default '{}'::text[],
+  blocked_by bigint,
   constraint lane_pkey PRIMARY KEY (id)
 ) with (fillfactor=70);
-CREATE INDEX lane_name ON posthouse.lane USING btree (queue, tenant, kind, priority);
+CREATE INDEX lane_blocked ON posthouse.lane USING btree (blocked_by, ready_at) WHERE (blocked_by IS NOT NULL);
+CREATE INDEX lane_name ON posthouse.lane USING btree (queue, tenant, kind, priority, gates);
 CREATE INDEX lane_ready ON posthouse.lane USING btree (queue, priority, id) INCLUDE (kind, ready_at) WHERE (ready_at < 'infinity'::timestamp with time zone);
 
 create table posthouse.lane_floor (
@@ -2500,6 +2505,68 @@ AS $function$
     and not exists (select from posthouse.worker w where w.dead_at is null and posthouse.lease_end(w) > clock_timestamp()
                     and l.queue = any(w.queues) and l.kind = any(w.kinds))
 $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.usage_figures(usages jsonb[])
+ RETURNS TABLE(place bigint, model text, input_tokens bigint, output_tokens bigint, cached_tokens bigint, requests integer, cost numeric)
+ LANGUAGE plpgsql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+begin
+  return query
+    select x.place,
+      case when length(x.model) between 1 and 200 then x.model end,
+      -- Numbers stand between the other kinds of JSON, so that this tells the kind and the size at once.
+      case when x.input between '0' and '1000000000000' then x.input::bigint end,
+      case when x.output between '0' and '1000000000000' then x.output::bigint end,
+      case when x.cached between '0' and '1000000000000' then x.cached::bigint end,
+      case when x.requests between '0' and '1000000' then x.requests::int
+        when x.input between '0' and '1000000000000' or x.output between '0' and '1000000000000' then 1 end,
+      case when x.cost ~ '^(\d{1,9}\.?|\d{0,9}\.\d{1,40})([eE][+-]?\d{1,2})?$' then
+        case when x.cost::numeric <= 1000000000 then x.cost::numeric end
+      end
+    from (
+      select u.place, u.usage ->> 'model' as model, u.usage -> 'requests' as requests, u.usage ->> 'cost_usd' as cost,
+        coalesce(u.usage -> 'input_tokens', u.usage -> 'prompt_tokens') as input,
+        coalesce(u.usage -> 'output_tokens', u.usage -> 'completion_tokens') as output,
+        u.usage -> 'cached_tokens' as cached
+      from unnest(usages) with ordinality u(usage, place) offset 0) x;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.usage_numbers(usage jsonb, OUT tokens bigint, OUT requests integer, OUT cost numeric)
+ RETURNS record
+ LANGUAGE plpgsql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  input jsonb := coalesce(usage -> 'input_tokens', usage -> 'prompt_tokens');
+  output jsonb := coalesce(usage -> 'output_tokens', usage -> 'completion_tokens');
+begin
+  if usage is null then
+    return;
+  end if;
+  if input between '0' and '1000000000000' then
+    tokens := input;
+  end if;
+  if output between '0' and '1000000000000' then
+    tokens := coalesce(tokens, 0) + output::bigint;
+  end if;
+  if usage -> 'requests' between '0' and '1000000' then
+    requests := usage -> 'requests';
+  elsif tokens is not null then
+    requests := 1;
+  end if;
+  if usage ->> 'cost_usd' ~ '^(\d{1,9}\.?|\d{0,9}\.\d{1,40})([eE][+-]?\d{1,2})?$' then
+    cost := (usage ->> 'cost_usd')::numeric;
+    if cost > 1000000000 then
+      cost := null;
+    end if;
+  end if;
+end $function$
 ;
 
 CREATE OR REPLACE FUNCTION posthouse.wake_lane(lane_id bigint, due timestamp with time zone)

@@ -30,6 +30,7 @@ const FUNCTIONS: &[&str] = &[
     include_str!("../../sql/functions/10_enqueue.sql"),
     include_str!("../../sql/functions/20_claim.sql"),
     include_str!("../../sql/functions/30_settle.sql"),
+    include_str!("../../sql/functions/35_usage.sql"),
     include_str!("../../sql/functions/40_lease.sql"),
     include_str!("../../sql/functions/50_operate.sql"),
     include_str!("../../sql/functions/60_sweep.sql"),
