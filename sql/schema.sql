@@ -195,6 +195,35 @@ create table posthouse.tombstone (
   constraint tombstone_pkey PRIMARY KEY (id)
 ) with (autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_threshold=2000);
 
+create table posthouse.usage (
+  lane_id bigint not null,
+  day date not null,
+  model text not null,
+  attempts bigint not null,
+  requests bigint not null,
+  input_tokens bigint not null,
+  output_tokens bigint not null,
+  cached_tokens bigint not null,
+  cost_usd numeric,
+  unpriced bigint not null
+) with (autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_threshold=2000);
+
+create table posthouse.usage_day (
+  day date not null,
+  tenant text not null,
+  queue text not null,
+  kind text not null,
+  model text not null,
+  attempts bigint not null,
+  requests numeric not null,
+  input_tokens numeric not null,
+  output_tokens numeric not null,
+  cached_tokens numeric not null,
+  cost_usd numeric,
+  unpriced bigint not null,
+  constraint usage_day_pkey PRIMARY KEY (day, tenant, queue, kind, model)
+) with (fillfactor=50);
+
 create table posthouse.worker (
   id uuid not null,
   host text not null,
@@ -986,6 +1015,44 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.fold_usage(max_rows integer DEFAULT 200000)
+ RETURNS bigint
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_hashjoin TO 'off'
+ SET enable_mergejoin TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
+AS $function$
+declare
+  folded bigint;
+begin
+  -- Rows are added in the order of their key, so that two who fold at once wait for each other and never both.
+  with gone as (
+    delete from posthouse.usage u where u.ctid = any(array(select x.ctid from posthouse.usage x limit max_rows)) returning u.*
+  ), sums as (
+    select g.lane_id, g.day, g.model, sum(g.attempts) as attempts, sum(g.requests) as requests, sum(g.input_tokens) as input_tokens,
+      sum(g.output_tokens) as output_tokens, sum(g.cached_tokens) as cached_tokens, sum(g.cost_usd) as cost_usd, sum(g.unpriced) as unpriced
+    from gone g group by g.lane_id, g.day, g.model
+  ), added as (
+    insert into posthouse.usage_day as d (day, tenant, queue, kind, model, attempts, requests, input_tokens, output_tokens,
+      cached_tokens, cost_usd, unpriced)
+    select s.day, l.tenant, l.queue, l.kind, s.model, sum(s.attempts), sum(s.requests), sum(s.input_tokens), sum(s.output_tokens),
+      sum(s.cached_tokens), sum(s.cost_usd), sum(s.unpriced)
+    from sums s
+    cross join lateral (select l.tenant, l.queue, l.kind from posthouse.lane l where l.id = s.lane_id offset 0) l
+    group by s.day, l.tenant, l.queue, l.kind, s.model
+    order by s.day, l.tenant, l.queue, l.kind, s.model
+    on conflict (day, tenant, queue, kind, model) do update set attempts = d.attempts + excluded.attempts,
+      requests = d.requests + excluded.requests, input_tokens = d.input_tokens + excluded.input_tokens,
+      output_tokens = d.output_tokens + excluded.output_tokens, cached_tokens = d.cached_tokens + excluded.cached_tokens,
+      cost_usd = case when d.cost_usd is null then excluded.cost_usd else d.cost_usd + coalesce(excluded.cost_usd, 0) end,
+      unpriced = d.unpriced + excluded.unpriced
+  )
+  select count(*) into folded from gone;
+  return folded;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.forget(max_jobs integer DEFAULT 10000)
  RETURNS integer
  LANGUAGE plpgsql
@@ -1559,6 +1626,23 @@ AS $function$
 $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.record_usage(lane_ids bigint[], usages jsonb[])
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET plan_cache_mode TO 'force_generic_plan'
+AS $function$
+declare
+  today date := clock_timestamp() at time zone 'UTC';
+begin
+  insert into posthouse.usage (lane_id, day, model, attempts, requests, input_tokens, output_tokens, cached_tokens, cost_usd, unpriced)
+  select lane_ids[f.place], today, coalesce(f.model, ''), count(*), coalesce(sum(f.requests), 0), coalesce(sum(f.input_tokens), 0),
+    coalesce(sum(f.output_tokens), 0), coalesce(sum(f.cached_tokens), 0), sum(f.cost), count(*) - count(f.cost)
+  from posthouse.usage_figures(usages) f
+  group by lane_ids[f.place], f.model;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.redrive(ids bigint[] DEFAULT NULL::bigint[], queue text DEFAULT NULL::text, kind text DEFAULT NULL::text, tenant text DEFAULT NULL::text, max_jobs integer DEFAULT 1000)
  RETURNS bigint
  LANGUAGE plpgsql
@@ -1972,6 +2056,8 @@ AS $function$
 declare
   applied bigint[];
   keyed bigint[];
+  lanes bigint[];                     -- of those that brought their usage, with `used`
+  used jsonb[];
 begin
   if exists (select from posthouse.queue q where q.retention = interval '0') then
     return posthouse.settle_unrecorded(settle_done.worker, ids, fences, results, usages, flags);
@@ -1993,7 +2079,12 @@ begin
   ), counted as (
     insert into posthouse.tally (lane_id, state, jobs) select g.lane_id, 'done', count(*) from gone g group by g.lane_id
   )
-  select array_agg(g.id), array_agg(g.id) filter (where g.keyed) into applied, keyed from gone g;
+  select array_agg(g.id), array_agg(g.id) filter (where g.keyed), array_agg(g.lane_id) filter (where usages is not null),
+    array_agg(usages[width_bucket(g.id, ids)]) filter (where usages is not null)
+  into applied, keyed, lanes, used from gone g;
+  if used is not null then
+    perform posthouse.record_usage(lanes, used);
+  end if;
   if keyed is not null then
     perform posthouse.free_keys(keyed);
   end if;
@@ -2020,6 +2111,9 @@ declare
 begin
   if j.id is null then
     return null;
+  end if;
+  if usage is not null then
+    perform posthouse.record_usage(array[j.lane_id], array[usage]);
   end if;
   if outcome = 'release' then
     if j.cancel_asked then
@@ -2071,6 +2165,8 @@ declare
   now_at timestamptz := clock_timestamp();
   applied bigint[];
   keyed bigint[];
+  lanes bigint[];                     -- of those that brought their usage, with `used`
+  used jsonb[];
   failed_before bigint[];             -- of those without history
 begin
   if (select bool_and(exists (select from posthouse.queue q where q.name = w.queue and q.retention = interval '0'))
@@ -2091,8 +2187,9 @@ begin
     ), counted as (
       insert into posthouse.tally (lane_id, state, jobs) select g.lane_id, 'done', count(*) from gone g group by g.lane_id
     )
-    select array_agg(g.id), array_agg(g.id) filter (where g.keyed), array_agg(g.id) filter (where g.errors > 0)
-    into applied, keyed, failed_before from gone g;
+    select array_agg(g.id), array_agg(g.id) filter (where g.keyed), array_agg(g.id) filter (where g.errors > 0),
+      array_agg(g.lane_id) filter (where usages is not null), array_agg(usages[width_bucket(g.id, ids)]) filter (where usages is not null)
+    into applied, keyed, failed_before, lanes, used from gone g;
   else
     with gone as (
       delete from posthouse.job j
@@ -2127,11 +2224,15 @@ begin
       insert into posthouse.tally (lane_id, state, jobs) select g.lane_id, 'done', count(*) from gone g group by g.lane_id
     )
     select array_agg(g.id), array_agg(g.id) filter (where g.keyed),
-      (select array_agg(u.id) from unkept u where u.errors > 0)
-    into applied, keyed, failed_before from gone g;
+      (select array_agg(u.id) from unkept u where u.errors > 0),
+      array_agg(g.lane_id) filter (where usages is not null), array_agg(usages[width_bucket(g.id, ids)]) filter (where usages is not null)
+    into applied, keyed, failed_before, lanes, used from gone g;
   end if;
   if failed_before is not null then
     delete from posthouse.attempt a where a.job_id = any(failed_before);
+  end if;
+  if used is not null then
+    perform posthouse.record_usage(lanes, used);
   end if;
   if keyed is not null then
     perform posthouse.free_keys(keyed);
@@ -2469,7 +2570,7 @@ declare
 begin
   perform posthouse.check_isolation();
   -- Floors come last, since they hold off whoever gives jobs back to the front of the line until the end of this transaction.
-  foreach part in array array['stragglers', 'folds', 'partitions', 'tombstones', 'floors'] loop
+  foreach part in array array['stragglers', 'folds', 'usage', 'partitions', 'tombstones', 'floors'] loop
     began := clock_timestamp();
     continue when not case part
       when 'floors' then posthouse.sweep_due(part, interval '1 second')
@@ -2481,6 +2582,7 @@ begin
       case part
         when 'stragglers' then perform posthouse.rescue_stragglers();
         when 'folds' then perform posthouse.fold();
+        when 'usage' then perform posthouse.fold_usage();
         when 'partitions' then perform posthouse.partitions_ahead();
         when 'tombstones' then perform posthouse.forget();
         when 'floors' then perform posthouse.advance_floors();
@@ -2532,7 +2634,8 @@ begin
         coalesce(u.usage -> 'input_tokens', u.usage -> 'prompt_tokens') as input,
         coalesce(u.usage -> 'output_tokens', u.usage -> 'completion_tokens') as output,
         u.usage -> 'cached_tokens' as cached
-      from unnest(usages) with ordinality u(usage, place) offset 0) x;
+      from unnest(usages) with ordinality u(usage, place)
+      where u.usage is not null offset 0) x;
 end $function$
 ;
 
@@ -2809,6 +2912,49 @@ create view posthouse.queues as
          SELECT q_1.name
            FROM posthouse.queue q_1) n
      LEFT JOIN posthouse.queue q ON q.name = n.name;
+
+create view posthouse.usage_by_day as
+ SELECT u.day,
+    u.tenant,
+    u.queue,
+    u.kind,
+    NULLIF(u.model, ''::text) AS model,
+    sum(u.attempts)::bigint AS attempts,
+    sum(u.requests) AS requests,
+    sum(u.input_tokens) AS input_tokens,
+    sum(u.output_tokens) AS output_tokens,
+    sum(u.cached_tokens) AS cached_tokens,
+    sum(u.cost_usd) AS cost_usd,
+    sum(u.unpriced)::bigint AS unpriced
+   FROM ( SELECT d.day,
+            d.tenant,
+            d.queue,
+            d.kind,
+            d.model,
+            d.attempts,
+            d.requests,
+            d.input_tokens,
+            d.output_tokens,
+            d.cached_tokens,
+            d.cost_usd,
+            d.unpriced
+           FROM posthouse.usage_day d
+        UNION ALL
+         SELECT n.day,
+            l.tenant,
+            l.queue,
+            l.kind,
+            n.model,
+            n.attempts,
+            n.requests,
+            n.input_tokens,
+            n.output_tokens,
+            n.cached_tokens,
+            n.cost_usd,
+            n.unpriced
+           FROM posthouse.usage n
+             JOIN posthouse.lane l ON l.id = n.lane_id) u
+  GROUP BY u.day, u.tenant, u.queue, u.kind, u.model;
 
 create view posthouse.workers as
  SELECT w.id,

@@ -91,6 +91,8 @@ as $$
 declare
   applied bigint[];
   keyed bigint[];
+  lanes bigint[];                     -- of those that brought their usage, with `used`
+  used jsonb[];
 begin
   if exists (select from posthouse.queue q where q.retention = interval '0') then
     return posthouse.settle_unrecorded(settle_done.worker, ids, fences, results, usages, flags);
@@ -112,7 +114,12 @@ begin
   ), counted as (
     insert into posthouse.tally (lane_id, state, jobs) select g.lane_id, 'done', count(*) from gone g group by g.lane_id
   )
-  select array_agg(g.id), array_agg(g.id) filter (where g.keyed) into applied, keyed from gone g;
+  select array_agg(g.id), array_agg(g.id) filter (where g.keyed), array_agg(g.lane_id) filter (where usages is not null),
+    array_agg(usages[width_bucket(g.id, ids)]) filter (where usages is not null)
+  into applied, keyed, lanes, used from gone g;
+  if used is not null then
+    perform posthouse.record_usage(lanes, used);
+  end if;
   if keyed is not null then
     perform posthouse.free_keys(keyed);
   end if;
@@ -239,6 +246,9 @@ declare
 begin
   if j.id is null then
     return null;
+  end if;
+  if usage is not null then
+    perform posthouse.record_usage(array[j.lane_id], array[usage]);
   end if;
   if outcome = 'release' then
     if j.cancel_asked then

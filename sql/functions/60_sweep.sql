@@ -151,7 +151,7 @@ declare
 begin
   perform posthouse.check_isolation();
   -- Floors come last, since they hold off whoever gives jobs back to the front of the line until the end of this transaction.
-  foreach part in array array['stragglers', 'folds', 'partitions', 'tombstones', 'floors'] loop
+  foreach part in array array['stragglers', 'folds', 'usage', 'partitions', 'tombstones', 'floors'] loop
     began := clock_timestamp();
     continue when not case part
       when 'floors' then posthouse.sweep_due(part, interval '1 second')
@@ -163,6 +163,7 @@ begin
       case part
         when 'stragglers' then perform posthouse.rescue_stragglers();
         when 'folds' then perform posthouse.fold();
+        when 'usage' then perform posthouse.fold_usage();
         when 'partitions' then perform posthouse.partitions_ahead();
         when 'tombstones' then perform posthouse.forget();
         when 'floors' then perform posthouse.advance_floors();

@@ -30,6 +30,8 @@ declare
   now_at timestamptz := clock_timestamp();
   applied bigint[];
   keyed bigint[];
+  lanes bigint[];                     -- of those that brought their usage, with `used`
+  used jsonb[];
   failed_before bigint[];             -- of those without history
 begin
   if (select bool_and(exists (select from posthouse.queue q where q.name = w.queue and q.retention = interval '0'))
@@ -50,8 +52,9 @@ begin
     ), counted as (
       insert into posthouse.tally (lane_id, state, jobs) select g.lane_id, 'done', count(*) from gone g group by g.lane_id
     )
-    select array_agg(g.id), array_agg(g.id) filter (where g.keyed), array_agg(g.id) filter (where g.errors > 0)
-    into applied, keyed, failed_before from gone g;
+    select array_agg(g.id), array_agg(g.id) filter (where g.keyed), array_agg(g.id) filter (where g.errors > 0),
+      array_agg(g.lane_id) filter (where usages is not null), array_agg(usages[width_bucket(g.id, ids)]) filter (where usages is not null)
+    into applied, keyed, failed_before, lanes, used from gone g;
   else
     with gone as (
       delete from posthouse.job j
@@ -86,11 +89,15 @@ begin
       insert into posthouse.tally (lane_id, state, jobs) select g.lane_id, 'done', count(*) from gone g group by g.lane_id
     )
     select array_agg(g.id), array_agg(g.id) filter (where g.keyed),
-      (select array_agg(u.id) from unkept u where u.errors > 0)
-    into applied, keyed, failed_before from gone g;
+      (select array_agg(u.id) from unkept u where u.errors > 0),
+      array_agg(g.lane_id) filter (where usages is not null), array_agg(usages[width_bucket(g.id, ids)]) filter (where usages is not null)
+    into applied, keyed, failed_before, lanes, used from gone g;
   end if;
   if failed_before is not null then
     delete from posthouse.attempt a where a.job_id = any(failed_before);
+  end if;
+  if used is not null then
+    perform posthouse.record_usage(lanes, used);
   end if;
   if keyed is not null then
     perform posthouse.free_keys(keyed);

@@ -22,8 +22,10 @@ pub struct Migration {
     sql: &'static str,
 }
 
-const MIGRATIONS: &[Migration] =
-    &[Migration { version: 1, name: "jobs", breaking: true, sql: include_str!("../../sql/migrations/0001_jobs.sql") }];
+const MIGRATIONS: &[Migration] = &[
+    Migration { version: 1, name: "jobs", breaking: true, sql: include_str!("../../sql/migrations/0001_jobs.sql") },
+    Migration { version: 3, name: "usage", breaking: false, sql: include_str!("../../sql/migrations/0003_usage.sql") },
+];
 
 const FUNCTIONS: &[&str] = &[
     include_str!("../../sql/functions/00_common.sql"),

@@ -154,7 +154,7 @@ async fn a_migration_is_not_bound_by_the_timeouts_of_the_database() {
     })
     .await;
     client.batch_execute("commit").await.unwrap();
-    assert_eq!(migration.await.unwrap().unwrap().len(), 1);
+    assert!(!migration.await.unwrap().unwrap().is_empty());
 }
 
 #[tokio::test]
