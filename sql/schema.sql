@@ -4,6 +4,50 @@
 
 create type posthouse.job_state as enum ('queued', 'running', 'waiting', 'done', 'failed', 'cancelled');
 
+create table posthouse.alert (
+  id bigint generated always as identity not null,
+  kind text not null,
+  subject text not null,
+  text text not null,
+  detail jsonb not null,
+  count bigint not null,
+  told bigint not null default 0,
+  raised_at timestamp with time zone not null,
+  last_at timestamp with time zone not null,
+  told_at timestamp with time zone,
+  resolved_at timestamp with time zone,
+  constraint alert_pkey PRIMARY KEY (id)
+) with (fillfactor=50);
+CREATE UNIQUE INDEX alert_open ON posthouse.alert USING btree (kind, subject) WHERE (resolved_at IS NULL);
+CREATE INDEX alert_subject ON posthouse.alert USING btree (kind, subject, id);
+
+create table posthouse.alert_note (
+  kind text not null,
+  subject text not null,
+  text text not null,
+  detail jsonb not null,
+  raised_at timestamp with time zone not null,
+  resolves boolean not null
+);
+
+create table posthouse.alert_rule (
+  kind text not null,
+  queue text not null,
+  enabled boolean not null default true,
+  quiet interval,
+  after interval,
+  constraint alert_rule_pkey PRIMARY KEY (kind, queue)
+);
+
+create table posthouse.alert_webhook (
+  single boolean not null default true,
+  enabled boolean not null,
+  reason text,
+  changed_at timestamp with time zone not null,
+  constraint alert_webhook_pkey PRIMARY KEY (single),
+  constraint alert_webhook_single_check CHECK (single)
+);
+
 create table posthouse.archive (
   id bigint not null,
   lane_id bigint not null,
@@ -270,6 +314,18 @@ begin
     and least(coalesce(j.run_at, safe), safe) > case when f.floor_at = '-infinity' then f.floor_at else f.floor_at + interval '100 milliseconds' end
   on conflict do nothing;
 end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.alert_text(value text, most integer)
+ RETURNS text
+ LANGUAGE sql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+  select case
+    when octet_length(value) <= most then regexp_replace(value, '[[:cntrl:]]+', ' ', 'g')
+    else regexp_replace(left(value, most / 4 - 10), '[[:cntrl:]]+', ' ', 'g') || '…' || to_hex(hashtextextended(value, 0)) end
+$function$
 ;
 
 CREATE OR REPLACE FUNCTION posthouse.archive_job(j posthouse.job, state posthouse.job_state, result jsonb, usage jsonb)
@@ -1015,6 +1071,75 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.fold_alert(kind text, subject text, message text, detail jsonb, n bigint, first_at timestamp with time zone, last_at timestamp with time zone, resolves boolean)
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+AS $function$
+declare
+  a posthouse.alert;
+begin
+  select x.* into a from posthouse.alert x where x.kind = fold_alert.kind and x.subject = fold_alert.subject order by x.id desc limit 1;
+  if n > 0 then
+    if a.id is not null and (a.resolved_at is null or a.told_at > clock_timestamp() - posthouse.quiet_of(kind)) then
+      update posthouse.alert x set text = fold_alert.message, detail = fold_alert.detail, count = x.count + n,
+        last_at = fold_alert.last_at, resolved_at = null where x.id = a.id;
+    elsif subject <> '*' and (select count(*) from posthouse.alert x where x.kind = fold_alert.kind and x.resolved_at is null) >= 100 then
+      perform posthouse.fold_alert(kind, '*', message, detail, n, first_at, last_at, false);
+      return;
+    else
+      insert into posthouse.alert (kind, subject, text, detail, count, raised_at, last_at)
+      values (fold_alert.kind, fold_alert.subject, fold_alert.message, fold_alert.detail, n, first_at, fold_alert.last_at);
+    end if;
+  end if;
+  if resolves then
+    update posthouse.alert x set resolved_at = clock_timestamp()
+    where x.kind = fold_alert.kind and x.subject = fold_alert.subject and x.resolved_at is null;
+  end if;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.fold_dead_letters()
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
+AS $function$
+declare
+  begin_at timestamptz := (select s.floor_at from posthouse.sweep s where s.name = 'alerts');
+  end_at timestamptz := clock_timestamp();
+  full_at timestamptz;
+  d record;
+begin
+  end_at := greatest(least(end_at, posthouse.oldest_writer()), end_at - interval '30 seconds');
+  select x.failed_at into full_at from posthouse.dead_letter x
+  where x.failed_at > begin_at and x.failed_at <= end_at order by x.failed_at offset 9999 limit 1;
+  end_at := coalesce(full_at, end_at);
+  if end_at > begin_at then
+    for d in
+      select l.queue, l.kind, x.class, sum(x.n)::bigint as n, min(x.first_at) as first_at, max(x.last_at) as last_at, max(x.job) as job
+      from (
+        select f.lane_id, f.class, count(*) as n, min(f.failed_at) as first_at, max(f.failed_at) as last_at, max(f.id) as job
+        from posthouse.dead_letter f where f.failed_at > begin_at and f.failed_at <= end_at
+        group by f.lane_id, f.class offset 0) x
+      cross join lateral (select l.queue, l.kind from posthouse.lane l where l.id = x.lane_id offset 0) l
+      where coalesce((select r.enabled from posthouse.alert_rule r where r.kind = 'dead_letter' and r.queue = ''), true)
+      group by l.queue, l.kind, x.class
+    loop
+      perform posthouse.fold_alert('dead_letter', posthouse.alert_text(format('%s/%s/%s', d.queue, d.kind, d.class), 1000),
+        posthouse.alert_text(format('jobs of kind %s on queue %s failed for good, with errors of class %s; one is job %s',
+          d.kind, d.queue, d.class, d.job), 1600),
+        jsonb_build_object('queue', d.queue, 'kind', d.kind, 'class', d.class, 'job', d.job), d.n, d.first_at, d.last_at, false);
+    end loop;
+    update posthouse.sweep s set floor_at = end_at where s.name = 'alerts';
+  end if;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.fold_usage(max_rows integer DEFAULT 200000)
  RETURNS bigint
  LANGUAGE plpgsql
@@ -1224,6 +1349,33 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.hold_alerts(kind text, subjects text[], texts text[], details jsonb[])
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+AS $function$
+declare
+  others int := cardinality(subjects) - 100;
+  quiet interval := posthouse.quiet_of(kind);
+begin
+  subjects := array(select posthouse.alert_text(s.subject, 1000) from unnest(subjects[1:100]) with ordinality s(subject, place) order by s.place);
+  if others > 0 then
+    subjects[101] := '*';
+    texts[101] := format('the same of %s others', others);
+    details[101] := jsonb_build_object('others', others);
+  end if;
+  perform posthouse.raise_alert(kind, s.subject, s.message, s.detail)
+  from unnest(subjects, texts[1:101], details[1:101]) s(subject, message, detail)
+  where not exists (
+    select from posthouse.alert a
+    where a.kind = hold_alerts.kind and a.subject = s.subject and a.resolved_at is null and a.last_at > clock_timestamp() - quiet);
+  update posthouse.alert a set resolved_at = clock_timestamp()
+  where a.kind = hold_alerts.kind and a.resolved_at is null and a.subject <> all(subjects);
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.hold_lane(lane_id bigint)
  RETURNS void
  LANGUAGE plpgsql
@@ -1232,6 +1384,17 @@ AS $function$
 begin
   perform pg_advisory_xact_lock_shared(1346912001, (lane_id % 128)::int);
 end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.is_about_webhook(a posthouse.alert)
+ RETURNS boolean
+ LANGUAGE sql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+  select coalesce(a.detail ->> 'queue' = 'posthouse' or a.detail ->> 'kind' = 'posthouse.webhook', false)
+    or a.subject in ('queue:posthouse', 'tenant:posthouse', 'kind:posthouse.webhook')
+$function$
 ;
 
 CREATE OR REPLACE FUNCTION posthouse.is_alone()
@@ -1505,6 +1668,28 @@ AS $function$
 $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.oldest_due_job(lane bigint, due timestamp with time zone)
+ RETURNS TABLE(id bigint, run_at timestamp with time zone)
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
+AS $function$
+#variable_conflict use_column
+declare
+  floor_at timestamptz := coalesce(
+    (select f.floor_at from posthouse.lane_floor f where f.lane_id = lane order by f.floor_at desc limit 1), '-infinity');
+begin
+  if floor_at <= due then
+    return query select j.id, j.run_at from posthouse.job j
+      where j.lane_id = lane and j.state = 'queued' and j.run_at <= due and j.run_at >= floor_at
+      order by j.lane_id, j.run_at, j.id limit 1;
+  end if;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.oldest_lane(queues text[], kinds text[], due timestamp with time zone)
  RETURNS bigint
  LANGUAGE plpgsql
@@ -1611,6 +1796,37 @@ AS $function$
   )
   select count(*) from gone
 $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.quiet_of(kind text)
+ RETURNS interval
+ LANGUAGE sql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+  select coalesce((select r.quiet from posthouse.alert_rule r where r.kind = quiet_of.kind and r.queue = ''), interval '5 minutes')
+$function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.raise_alert(kind text, subject text, message text, detail jsonb DEFAULT '{}'::jsonb)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+  if exists (select from posthouse.alert_rule r where r.kind = raise_alert.kind and r.queue = '' and not r.enabled) then
+    return false;
+  end if;
+  insert into posthouse.alert_note (kind, subject, text, detail, raised_at, resolves)
+  values (posthouse.alert_text(coalesce(nullif(raise_alert.kind, ''), 'other'), 200),
+    posthouse.alert_text(coalesce(raise_alert.subject, ''), 1000), posthouse.alert_text(coalesce(message, ''), 1600),
+    case when octet_length(raise_alert.detail::text) > 2000 then '{"truncated": true}' else coalesce(raise_alert.detail, '{}') end,
+    clock_timestamp(), false);
+  return true;
+exception when others then
+  raise warning 'posthouse: the alert % about % could not be noted: %', kind, subject, sqlerrm;
+  return false;
+end $function$
 ;
 
 CREATE OR REPLACE FUNCTION posthouse.record_error(j posthouse.job, class text, error text, detail jsonb, usage jsonb)
@@ -1823,6 +2039,19 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.resolve_alert(kind text, subject text)
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+  insert into posthouse.alert_note (kind, subject, text, detail, raised_at, resolves)
+  values (posthouse.alert_text(kind, 200), posthouse.alert_text(coalesce(resolve_alert.subject, ''), 1000), '', '{}', clock_timestamp(), true);
+exception when others then
+  raise warning 'posthouse: that the alert % about % is over could not be noted: %', kind, subject, sqlerrm;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.rest_lane(lane_id bigint)
  RETURNS void
  LANGUAGE plpgsql
@@ -1960,6 +2189,38 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.set_alert(kind text, enabled boolean DEFAULT NULL::boolean, quiet interval DEFAULT NULL::interval, after interval DEFAULT NULL::interval, queue text DEFAULT NULL::text)
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  complaint text;
+begin
+  perform posthouse.check_name('kind', kind);
+  if set_alert.queue is not null then
+    perform posthouse.check_name('queue', set_alert.queue);
+  end if;
+  complaint := case
+    when set_alert.queue is not null and kind <> 'oldest_due' then 'queue: only alerts of kind oldest_due can be set for one queue'
+    when set_alert.queue is not null and quiet is not null then 'quiet: is one for all queues'
+    when after is not null and kind not in ('no_worker', 'oldest_due') then 'after: is for alerts of kind no_worker and oldest_due'
+    when quiet not between interval '0' and interval '30 days' then format('quiet: %s is not between 0 and 30 days', quiet)
+    when after = interval '0' and set_alert.queue is not null then null
+    when after not between interval '1 second' and interval '365 days' then format('after: %s is not between 1 second and 365 days', after)
+  end;
+  if complaint is not null then
+    raise exception using errcode = 'PH001', message = complaint;
+  end if;
+  insert into posthouse.alert_rule as r (kind, queue, enabled, quiet, after)
+  values (set_alert.kind, coalesce(set_alert.queue, ''), coalesce(set_alert.enabled, true), set_alert.quiet, nullif(set_alert.after, '0'))
+  on conflict on constraint alert_rule_pkey do update set enabled = coalesce(set_alert.enabled, r.enabled),
+    quiet = coalesce(set_alert.quiet, r.quiet),
+    after = case when set_alert.after = '0' then null else coalesce(set_alert.after, r.after) end;
+  delete from posthouse.alert_rule r where r.kind = set_alert.kind and r.queue <> '' and r.enabled and r.after is null;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.set_queue(queue text, retention interval)
  RETURNS void
  LANGUAGE plpgsql
@@ -1974,6 +2235,16 @@ begin
   insert into posthouse.queue (name, retention) values (set_queue.queue, set_queue.retention)
   on conflict (name) do update set retention = excluded.retention;
 end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.set_webhook(enabled boolean, reason text DEFAULT NULL::text)
+ RETURNS void
+ LANGUAGE sql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+  update posthouse.alert_webhook w set enabled = coalesce(set_webhook.enabled, w.enabled), reason = left(set_webhook.reason, 500),
+    changed_at = clock_timestamp()
+$function$
 ;
 
 CREATE OR REPLACE FUNCTION posthouse.settle(worker uuid, outcomes json)
@@ -2558,8 +2829,86 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.tell_alert(a posthouse.alert, OUT message jsonb, OUT job bigint)
+ RETURNS record
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  form text := 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"';
+begin
+  message := jsonb_build_object('type', a.kind, 'timestamp', to_char(clock_timestamp() at time zone 'UTC', form),
+    'data', jsonb_build_object('alert', a.id, 'subject', a.subject, 'text', a.text, 'detail', a.detail, 'count', a.count,
+      'new', a.count - a.told, 'raised_at', to_char(a.raised_at at time zone 'UTC', form),
+      'last_at', to_char(a.last_at at time zone 'UTC', form)));
+  update posthouse.alert x set told = a.count, told_at = clock_timestamp() where x.id = a.id;
+  perform pg_notify('posthouse_alert', message::text);
+  if not posthouse.is_about_webhook(a) and (select w.enabled from posthouse.alert_webhook w) then
+    -- The webhook's id is that of the message, whatever attempt delivers it.
+    select e.id into job from posthouse.enqueue(kind => 'posthouse.webhook', queue => 'posthouse', tenant => 'posthouse',
+      priority => -100, payload => jsonb_build_object('webhook_id', 'alert_' || gen_random_uuid(), 'body', message), max_attempts => 10) e;
+  end if;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.tell_alerts()
+ RETURNS jsonb
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+AS $function$
+declare
+  n record;
+  a posthouse.alert;
+  messages jsonb := '[]';
+begin
+  perform posthouse.fold_dead_letters();
+  for n in
+    with gone as (
+      delete from posthouse.alert_note x where x.ctid = any(array(select y.ctid from posthouse.alert_note y limit 10000)) returning x.*
+    )
+    select g.kind, g.subject, count(*) filter (where not g.resolves) as n, min(g.raised_at) as first_at, max(g.raised_at) as last_at,
+      (array_agg(g.text order by g.raised_at desc) filter (where not g.resolves))[1] as text,
+      (array_agg(g.detail order by g.raised_at desc) filter (where not g.resolves))[1] as detail,
+      (array_agg(g.resolves order by g.raised_at desc))[1] as resolves
+    from gone g group by g.kind, g.subject order by 4
+  loop
+    perform posthouse.fold_alert(n.kind, n.subject, n.text, n.detail, n.n, n.first_at, n.last_at, n.resolves);
+  end loop;
+  for a in
+    select x.* from posthouse.alert x
+    where x.resolved_at is null and x.count > x.told
+      and (x.told_at is null or x.told_at <= clock_timestamp() - posthouse.quiet_of(x.kind))
+    order by x.id limit 100
+  loop
+    begin
+      messages := messages || (select t.message from posthouse.tell_alert(a) t);
+    exception when others then
+      raise warning 'posthouse: the alert % about % could not be told and comes again: %', a.kind, a.subject, sqlerrm;
+    end;
+  end loop;
+  return messages;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.test_alert()
+ RETURNS bigint
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  a posthouse.alert;
+begin
+  insert into posthouse.alert (kind, subject, text, detail, count, raised_at, last_at, resolved_at)
+  values ('test', 'test', 'this is a test: alerts of this database arrive here', '{}', 1, clock_timestamp(), clock_timestamp(), clock_timestamp())
+  returning * into a;
+  return (select t.job from posthouse.tell_alert(a) t);
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.tidy()
- RETURNS void
+ RETURNS jsonb
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
  SET jit TO 'off'
@@ -2567,16 +2916,18 @@ AS $function$
 declare
   part text;
   began timestamptz;
+  alerts jsonb;
 begin
   perform posthouse.check_isolation();
   -- Floors come last, since they hold off whoever gives jobs back to the front of the line until the end of this transaction.
-  foreach part in array array['stragglers', 'folds', 'usage', 'partitions', 'tombstones', 'floors'] loop
+  foreach part in array array['stragglers', 'folds', 'usage', 'partitions', 'tombstones', 'watch', 'alerts', 'floors'] loop
     began := clock_timestamp();
     continue when not case part
       when 'floors' then posthouse.sweep_due(part, interval '1 second')
       when 'stragglers' then posthouse.sweep_due(part, interval '15 seconds')
       -- Work for each job, not housekeeping: it must keep up with the workers.
       when 'tombstones' then posthouse.sweep_due(part, interval '1 second', 4)
+      when 'alerts' then posthouse.sweep_due(part, interval '2 seconds')
       else posthouse.sweep_due(part, interval '10 seconds') end;
     begin
       case part
@@ -2585,6 +2936,8 @@ begin
         when 'usage' then perform posthouse.fold_usage();
         when 'partitions' then perform posthouse.partitions_ahead();
         when 'tombstones' then perform posthouse.forget();
+        when 'watch' then perform posthouse.watch();
+        when 'alerts' then alerts := posthouse.tell_alerts();
         when 'floors' then perform posthouse.advance_floors();
       end case;
     exception when others then
@@ -2592,6 +2945,7 @@ begin
     end;
     update posthouse.sweep s set took_ms = extract(epoch from clock_timestamp() - began) * 1000 where s.name = part;
   end loop;
+  return coalesce(alerts, '[]');
 end $function$
 ;
 
@@ -2720,6 +3074,102 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.watch()
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+  perform posthouse.watch_workers(), posthouse.watch_age();
+  update posthouse.alert a set resolved_at = clock_timestamp()
+  where a.resolved_at is null and a.kind <> all(array['no_worker', 'oldest_due', 'gate_quota'])
+    and a.last_at < clock_timestamp() - interval '1 hour' and a.told = a.count;
+  delete from posthouse.alert a where a.id in (
+    select x.id from posthouse.alert x where x.resolved_at < clock_timestamp() - interval '30 days' limit 1000);
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.watch_age()
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
+AS $function$
+declare
+  rule posthouse.alert_rule;
+  found record;
+begin
+  select r.* into rule from posthouse.alert_rule r where r.kind = 'oldest_due' and r.queue = '';
+  with awake as materialized (
+    select l.id, l.queue, l.ready_at from posthouse.lane l where l.ready_at < 'infinity' and l.ready_at <= clock_timestamp()
+  ), bound as materialized (
+    select q.queue, clock_timestamp() - coalesce(r.after, rule.after, interval '15 minutes') as old_at
+    from (select distinct a.queue from awake a) q
+    left join posthouse.alert_rule r on r.kind = 'oldest_due' and r.queue = q.queue
+    where coalesce(r.enabled, true)
+  ), oldest as materialized (
+    select distinct on (a.queue) a.queue, j.id, j.run_at
+    from awake a join bound b on b.queue = a.queue and a.ready_at <= b.old_at
+    cross join lateral posthouse.oldest_due_job(a.id, b.old_at) j
+    order by a.queue, j.run_at
+  )
+  select array_agg(o.queue order by o.queue) as subjects,
+    array_agg(format('the oldest due job of queue %s, job %s, has waited since %s', o.queue, o.id, date_trunc('second', o.run_at))
+      order by o.queue) as texts,
+    array_agg(jsonb_build_object('queue', o.queue, 'job', o.id, 'due_at', o.run_at) order by o.queue) as details
+  into found from oldest o;
+  perform posthouse.hold_alerts('oldest_due', coalesce(found.subjects, '{}'), found.texts, found.details);
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.watch_workers()
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
+AS $function$
+declare
+  old_at timestamptz := clock_timestamp() - coalesce(
+    (select r.after from posthouse.alert_rule r where r.kind = 'no_worker' and r.queue = '' and r.enabled), interval '1 minute');
+  found record;
+begin
+  with live as materialized (
+    select distinct w.queues, w.kinds from posthouse.worker w where w.dead_at is null and posthouse.lease_end(w) > clock_timestamp()
+  ), awake as materialized (
+    select l.id, l.queue, l.kind from posthouse.lane l where l.ready_at < 'infinity' and l.ready_at <= old_at
+  ), unserved as materialized (
+    select p.queue, p.kind from (select distinct a.queue, a.kind from awake a) p
+    where not exists (select from live v where p.queue = any(v.queues) and p.kind = any(v.kinds))
+  ), oldest as materialized (
+    select distinct on (a.queue, a.kind) a.queue, a.kind, j.id, j.run_at
+    from unserved u
+    join awake a on a.queue = u.queue and a.kind = u.kind
+    cross join lateral posthouse.oldest_due_job(a.id, old_at) j
+    order by a.queue, a.kind, j.run_at
+  )
+  select array_agg(o.queue || '/' || o.kind order by o.queue, o.kind) as subjects,
+    array_agg(format('no live worker serves kind %s on queue %s; job %s has waited since %s',
+      o.kind, o.queue, o.id, date_trunc('second', o.run_at)) order by o.queue, o.kind) as texts,
+    array_agg(jsonb_build_object('queue', o.queue, 'kind', o.kind, 'job', o.id, 'due_at', o.run_at) order by o.queue, o.kind) as details
+  into found from oldest o;
+  perform posthouse.hold_alerts('no_worker', coalesce(found.subjects, '{}'), found.texts, found.details);
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.webhook()
+ RETURNS TABLE(enabled boolean, reason text, changed_at timestamp with time zone)
+ LANGUAGE sql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+  select w.enabled, w.reason, w.changed_at from posthouse.alert_webhook w
+$function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.worker_beats()
  RETURNS TABLE(worker uuid, beat_at timestamp with time zone, lease_ms bigint, expired boolean)
  LANGUAGE sql
@@ -2729,6 +3179,27 @@ AS $function$
   select w.id, w.beat_at, w.lease_ms, posthouse.lease_end(w) <= clock_timestamp() from posthouse.worker w where w.dead_at is null
 $function$
 ;
+
+create view posthouse.alert_rules as
+ SELECT r.kind,
+    NULLIF(r.queue, ''::text) AS queue,
+    r.enabled,
+    r.quiet,
+    r.after
+   FROM posthouse.alert_rule r;
+
+create view posthouse.alerts as
+ SELECT a.id,
+    a.kind,
+    a.subject,
+    a.text,
+    a.detail,
+    a.count,
+    a.raised_at,
+    a.last_at,
+    a.told_at,
+    a.resolved_at
+   FROM posthouse.alert a;
 
 create view posthouse.jobs as
  SELECT j.id,

@@ -139,8 +139,8 @@ begin
 end $$;
 
 -- Do whatever part of the sweep is due. Called by every worker process every second or so; cheap when there is nothing to do.
--- A part that fails is told in a warning and comes again; the others go on.
-create or replace function posthouse.tidy() returns void
+-- A part that fails is told in a warning and comes again; the others go on. Answers with the alerts that it told, for the log.
+create or replace function posthouse.tidy() returns jsonb
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
@@ -148,16 +148,18 @@ as $$
 declare
   part text;
   began timestamptz;
+  alerts jsonb;
 begin
   perform posthouse.check_isolation();
   -- Floors come last, since they hold off whoever gives jobs back to the front of the line until the end of this transaction.
-  foreach part in array array['stragglers', 'folds', 'usage', 'partitions', 'tombstones', 'floors'] loop
+  foreach part in array array['stragglers', 'folds', 'usage', 'partitions', 'tombstones', 'watch', 'alerts', 'floors'] loop
     began := clock_timestamp();
     continue when not case part
       when 'floors' then posthouse.sweep_due(part, interval '1 second')
       when 'stragglers' then posthouse.sweep_due(part, interval '15 seconds')
       -- Work for each job, not housekeeping: it must keep up with the workers.
       when 'tombstones' then posthouse.sweep_due(part, interval '1 second', 4)
+      when 'alerts' then posthouse.sweep_due(part, interval '2 seconds')
       else posthouse.sweep_due(part, interval '10 seconds') end;
     begin
       case part
@@ -166,6 +168,8 @@ begin
         when 'usage' then perform posthouse.fold_usage();
         when 'partitions' then perform posthouse.partitions_ahead();
         when 'tombstones' then perform posthouse.forget();
+        when 'watch' then perform posthouse.watch();
+        when 'alerts' then alerts := posthouse.tell_alerts();
         when 'floors' then perform posthouse.advance_floors();
       end case;
     exception when others then
@@ -173,4 +177,5 @@ begin
     end;
     update posthouse.sweep s set took_ms = extract(epoch from clock_timestamp() - began) * 1000 where s.name = part;
   end loop;
+  return coalesce(alerts, '[]');
 end $$;

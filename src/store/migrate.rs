@@ -25,6 +25,7 @@ pub struct Migration {
 const MIGRATIONS: &[Migration] = &[
     Migration { version: 1, name: "jobs", breaking: true, sql: include_str!("../../sql/migrations/0001_jobs.sql") },
     Migration { version: 3, name: "usage", breaking: false, sql: include_str!("../../sql/migrations/0003_usage.sql") },
+    Migration { version: 4, name: "alerts", breaking: false, sql: include_str!("../../sql/migrations/0004_alerts.sql") },
 ];
 
 const FUNCTIONS: &[&str] = &[
@@ -37,6 +38,7 @@ const FUNCTIONS: &[&str] = &[
     include_str!("../../sql/functions/50_operate.sql"),
     include_str!("../../sql/functions/60_sweep.sql"),
     include_str!("../../sql/functions/70_retention.sql"),
+    include_str!("../../sql/functions/75_alerts.sql"),
     include_str!("../../sql/views.sql"),
 ];
 
