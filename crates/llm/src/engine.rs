@@ -7,6 +7,7 @@ use crate::config::{Config, ConfigError, Endpoint, Kind, Timeouts, list};
 use crate::error::{CallError, ErrorClass};
 use crate::gate::{Gate, Pass, Reason, TurnedAway};
 use crate::judge::judge;
+use crate::price::{Prices, Quote};
 use crate::prompt_kind::{CHAT, Expected, Prompt, PromptKind, SUMMARIZE};
 use crate::redact::Redactor;
 use crate::secret::Secret;
@@ -42,6 +43,7 @@ struct Stop {
     transport: Arc<Transport>,
     gate: Arc<Gate>,
     credit_pause: Duration,
+    price: Quote,
 }
 
 /// What a call needs to know about the attempt it serves.
@@ -151,7 +153,12 @@ impl Engine {
         let received = call(&stop.transport, (body, expected.choices), clock, &pass, &self.inner.redactor).await;
         let asked = (stop.endpoint.provider.as_str(), stop.endpoint.model.as_str());
         let outcome = received.and_then(|received| judge(received, expected, kind, asked, &self.inner.redactor));
-        outcome.inspect(log_answer).map_err(|mut error| {
+        let priced = outcome.map(|mut answer| {
+            stop.price.fill(&mut answer.usage, Some(&answer.model));
+            answer
+        });
+        priced.inspect(log_answer).map_err(|mut error| {
+            stop.price.fill(&mut error.usage, None);
             error.endpoint = Some(asked.0.to_owned());
             error.model = Some(asked.1.to_owned());
             stop.heed(&pass, &mut error);
@@ -252,6 +259,7 @@ fn models(
     secrets: &mut Vec<Secret>,
 ) -> Result<BTreeMap<String, Model>, ConfigError> {
     let tls = tls_config()?;
+    let prices = Prices::from_config(config)?;
     let mut transports: BTreeMap<(String, u64), Arc<Transport>> = BTreeMap::new();
     let mut gates: BTreeMap<(String, String), Arc<Gate>> = BTreeMap::new();
     let mut models = BTreeMap::new();
@@ -271,6 +279,7 @@ fn models(
             };
             let gate = gates.entry((endpoint.provider.clone(), endpoint.model.clone())).or_default().clone();
             route.push(Stop {
+                price: prices.quote(name, &endpoint),
                 endpoint,
                 transport,
                 gate,

@@ -7,6 +7,7 @@
 //! 2. `prompt_kind` (with `template`, `body`, `schema`): from payload to request.
 //! 3. `call` (with `transport`, `clock`, `stream`): one HTTP request, its stream and its timeouts.
 //! 4. `assembly`, `judge` and `answer`: what is an answer. `classify`, `hint`, `error`: what is a failure, and what to do about it.
+//!    `price`: what it cost.
 //! 5. `gate`: who was told "not now" does not ask again at once. `secret`, `redact`: keys are seen by nobody.
 //! 6. `handler`: the joint to the queue. `sim`: a provider that behaves as badly as told.
 
@@ -23,6 +24,7 @@ mod gate;
 mod handler;
 pub mod hint;
 mod judge;
+pub mod price;
 mod prompt_kind;
 pub mod redact;
 mod schema;

@@ -21,6 +21,7 @@
 mod check;
 mod mistakes;
 
+use crate::price::{ModelPrice, PriceSource};
 use crate::secret::Secret;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -58,6 +59,9 @@ pub struct Config {
     /// Prompt kinds, by the name that jobs use. `summarize` and `llm.chat` exist without being declared.
     #[serde(default)]
     pub kinds: BTreeMap<String, Kind>,
+    /// Prices that the models themselves do not tell. Default: none.
+    #[serde(default)]
+    pub prices: PriceSource,
     /// The folder against which file names are resolved.
     #[serde(skip)]
     pub folder: PathBuf,
@@ -146,6 +150,8 @@ pub struct Model {
     /// How long to wait for what.
     #[serde(default)]
     pub timeouts: Timeouts,
+    /// What it costs, at each of its endpoints. Default: what the price file says. The provider's own word wins over both.
+    pub price: Option<ModelPrice>,
 }
 
 /// One place where a model is served.
