@@ -13,6 +13,7 @@ use crate::store::{
     self, Database, DeadFilter, JobFilter, JobRecord, QueueHealth, QueueSettings, Reason, Store, WorkerRecord,
 };
 
+mod alert;
 mod gather;
 
 use gather::Gatherer;

@@ -4,6 +4,7 @@
 //! statement in one flight, so that nothing is left open when a caller's future is dropped, and a transaction-mode
 //! pooler between us and Postgres cannot mix up anything.
 
+mod alert;
 mod claim;
 mod connection;
 mod database;
@@ -19,6 +20,9 @@ mod sweep;
 #[cfg(feature = "tls")]
 mod tls;
 
+pub use alert::{
+    AlertChange, AlertData, AlertMessage, AlertRecord, AlertRule, WEBHOOK_KIND, WEBHOOK_QUEUE, WebhookState,
+};
 pub use claim::{ClaimedJob, Registration};
 pub use connection::Store;
 pub use database::Database;

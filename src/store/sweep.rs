@@ -6,6 +6,7 @@ use serde_json::json;
 use tokio_postgres::types::{Json, Type};
 use uuid::Uuid;
 
+use super::alert::{AlertMessage, messages};
 use super::connection::{Store, p};
 use crate::error::Result;
 
@@ -65,8 +66,8 @@ impl Store {
         Ok(Rescued { jobs: row.try_get(0)?, more: row.try_get(1)? })
     }
 
-    /// Do whatever other housekeeping is due. Cheap when nothing is.
-    pub async fn tidy(&self) -> Result<()> {
-        self.call_one("select posthouse.tidy()", Vec::new()).await.map(|_| ())
+    /// Do whatever other housekeeping is due. Cheap when nothing is. Answers with the alerts that were told now, for the log.
+    pub async fn tidy(&self) -> Result<Vec<AlertMessage>> {
+        messages(&self.call_one("select posthouse.tidy()", Vec::new()).await?)
     }
 }

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error::Result;
 use crate::pause::jitter;
-use crate::store::{Database, Store};
+use crate::store::{AlertData, AlertMessage, Database, Store};
 use rescue::Rescue;
 
 /// Between two tidyings, before jitter.
@@ -41,9 +41,18 @@ impl Sweep {
     async fn run(&mut self, store: &Store) -> Result<()> {
         match self {
             Self::Rescue(rescue) => rescue.run(store).await,
-            Self::Tidy => store.tidy().await,
+            Self::Tidy => {
+                store.tidy().await?.iter().for_each(log);
+                Ok(())
+            }
         }
     }
+}
+
+/// One line an alert, in the log of the one worker whose sweep told it.
+fn log(alert: &AlertMessage) {
+    let AlertData { subject, text, count, new, .. } = &alert.data;
+    tracing::warn!(target: "posthouse::alert", kind = alert.kind, subject, count, new, "alert: {text}");
 }
 
 /// Sweeps until it is stopped, on one connection.
