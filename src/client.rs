@@ -15,6 +15,7 @@ use crate::store::{
 
 mod alert;
 mod gather;
+mod usage;
 
 use gather::Gatherer;
 

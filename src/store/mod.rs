@@ -19,6 +19,7 @@ mod settle;
 mod sweep;
 #[cfg(feature = "tls")]
 mod tls;
+mod usage;
 
 pub use alert::{
     AlertChange, AlertData, AlertMessage, AlertRecord, AlertRule, WEBHOOK_KIND, WEBHOOK_QUEUE, WebhookState,
@@ -34,5 +35,6 @@ pub use operate::{DeadFilter, Reason};
 pub use retention::QueueSettings;
 pub use settle::{Settled, Settlement, Verdict};
 pub use sweep::{Rescued, WorkerBeat};
+pub use usage::{UsageBy, UsageFilter, UsageReport, UsageRow};
 
 pub(crate) use enqueue::{MANY_MAX, enqueue_in};

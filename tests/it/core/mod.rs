@@ -12,3 +12,4 @@ mod retention;
 mod schema;
 mod settle;
 mod support;
+mod usage;
