@@ -128,6 +128,46 @@ create table posthouse.dedupe (
 CREATE INDEX dedupe_expires ON posthouse.dedupe USING btree (expires_at) WHERE (expires_at IS NOT NULL);
 CREATE INDEX dedupe_job ON posthouse.dedupe USING btree (job_id);
 
+create table posthouse.gate (
+  id bigint generated always as identity not null,
+  name text not null,
+  max_running integer,
+  requests_per_minute integer,
+  tokens_per_minute bigint,
+  money_per_day numeric,
+  money_per_month numeric,
+  when_spent text not null default 'hold'::text,
+  warn_at numeric,
+  closed_until timestamp with time zone,
+  closed_at timestamp with time zone,
+  closed_by text,
+  closed_reason text,
+  strikes integer not null default 0,
+  probe_until timestamp with time zone,
+  probe_job bigint,
+  opened_at timestamp with time zone,
+  constraint gate_name_key UNIQUE (name),
+  constraint gate_pkey PRIMARY KEY (id)
+);
+
+create table posthouse.gate_state (
+  gate_id bigint not null,
+  member text not null,
+  seq bigint not null,
+  job_ids bigint[],
+  fences integer[],
+  seconds bigint[],
+  requests integer[],
+  tokens bigint[],
+  requests_at timestamp with time zone,
+  tokens_at timestamp with time zone,
+  month date,
+  day date,
+  spent_day numeric,
+  spent_month numeric,
+  constraint gate_state_pkey PRIMARY KEY (gate_id, member, seq)
+);
+
 create table posthouse.id_range (
   lower bigint not null,
   upper bigint not null,
@@ -155,9 +195,17 @@ create table posthouse.job (
   progress jsonb,
   tokens integer,
   reserved integer,
+  instead text,
   constraint job_pkey PRIMARY KEY (id)
 ) with (fillfactor=80, autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_threshold=2000);
 CREATE INDEX job_ready ON posthouse.job USING btree (lane_id, run_at, id) WHERE (state = 'queued'::posthouse.job_state);
+
+create table posthouse.kind (
+  name text not null,
+  gates text[] not null,
+  max_output_tokens integer,
+  constraint kind_pkey PRIMARY KEY (name)
+);
 
 create table posthouse.lane (
   id bigint generated always as identity not null,
@@ -209,6 +257,12 @@ create table posthouse.queue (
   constraint queue_pkey PRIMARY KEY (name)
 );
 
+create table posthouse.route (
+  model text not null,
+  endpoints text[] not null,
+  constraint route_pkey PRIMARY KEY (model)
+);
+
 create table posthouse.sweep (
   name text not null,
   ran_at timestamp with time zone not null,
@@ -221,6 +275,12 @@ create table posthouse.tally (
   lane_id bigint not null,
   state posthouse.job_state not null,
   jobs bigint not null
+);
+
+create table posthouse.tenant (
+  name text not null,
+  weight real not null,
+  constraint tenant_pkey PRIMARY KEY (name)
 );
 
 create table posthouse.tombstone (
@@ -360,6 +420,24 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.asked_gates(kind text, payload jsonb, gates text[])
+ RETURNS text[]
+ LANGUAGE plpgsql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  model text := case when kind = 'llm.chat' and jsonb_typeof(payload) = 'object' and jsonb_typeof(payload -> 'model') = 'string'
+    then payload ->> 'model' end;
+begin
+  -- One that is no name is told to whoever runs it.
+  if octet_length(model) between 1 and 190 and model <> '*' and model !~ '[[:cntrl:]]' then
+    gates := gates || ('model:' || model);
+  end if;
+  return posthouse.check_gates(gates);
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.attempt_job(worker uuid, id bigint, fence bigint)
  RETURNS posthouse.job
  LANGUAGE sql
@@ -377,6 +455,94 @@ CREATE OR REPLACE FUNCTION posthouse.backoff(attempt integer)
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
   select make_interval(secs => greatest(0.1, random() * least(600.0, 2.0 * 2.0 ^ least(greatest(attempt, 1) - 1, 30))))
+$function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.begin_probe(endpoint text, job_id bigint)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+AS $function$
+declare
+  g posthouse.gate;
+begin
+  perform posthouse.check_isolation();
+  select * into g from posthouse.gate x where x.name = 'endpoint:' || endpoint for no key update;
+  if g.closed_at is null or (g.closed_until <= clock_timestamp() and g.closed_by in ('person', 'quota')) then
+    return true;
+  elsif g.closed_until > clock_timestamp() or (g.probe_until > clock_timestamp() and g.probe_job is distinct from begin_probe.job_id) then
+    return false;
+  end if;
+  update posthouse.gate x set probe_job = begin_probe.job_id, probe_until = clock_timestamp() + interval '1 minute' where x.id = g.id;
+  return true;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.below_at(seconds bigint[], counts bigint[], most bigint, now_s bigint)
+ RETURNS timestamp with time zone
+ LANGUAGE plpgsql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  total bigint := 0;
+begin
+  for i in reverse coalesce(cardinality(seconds), 0) .. 1 loop
+    exit when seconds[i] < now_s - 61;
+    total := total + counts[i];
+    if total >= most then
+      return to_timestamp(seconds[i] + 62);
+    end if;
+  end loop;
+  return null;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.block_lanes(lanes bigint[], gate_ids bigint[], members text[], untils timestamp with time zone[])
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
+AS $function$
+declare
+  now_at timestamptz := clock_timestamp();
+  c record;
+  look record;
+begin
+  for c in
+    select b.gate_id, b.member, array_agg(b.lane_id) as lanes
+    from unnest(lanes, gate_ids, members, untils) b(lane_id, gate_id, member, until)
+    cross join lateral (select l.awake_until from posthouse.lane l where l.id = b.lane_id offset 0) l
+    where b.until > now_at + interval '10 seconds' or (coalesce(b.until, 'infinity') > now_at + interval '2 seconds' and l.awake_until < now_at)
+    group by b.gate_id, b.member
+  loop
+    continue when not pg_try_advisory_xact_lock(1346912003, (c.gate_id % 128)::int);
+    -- A new statement, so that it sees what made room before the lock was ours.
+    select * into look from posthouse.look_at_gates(array[c.gate_id], array[c.member], 1, clock_timestamp());
+    continue when look.rooms[1] > 0;
+    update posthouse.lane l set blocked_by = c.gate_id, ready_at = coalesce(look.untils[1], clock_timestamp() + interval '10 minutes')
+    where l.id = any(array(select x.id from posthouse.lane x where x.id = any(c.lanes) for no key update skip locked));
+  end loop;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.book_gates(gates posthouse.gate[], states posthouse.gate_state[], places integer[], insts integer[], ids bigint[], fences integer[], their_places integer[], weights bigint[], now_at timestamp with time zone)
+ RETURNS void
+ LANGUAGE sql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+  insert into posthouse.gate_state
+  select c.*
+  from (
+    select p.inst, array_agg(a.id) as ids, array_agg(a.fence) as fences, count(*)::int as requests, sum(a.weight)::bigint as tokens
+    from unnest(ids, fences, their_places, weights) a(id, fence, place, weight)
+    join unnest(places, insts) p(place, inst) on p.place = a.place
+    group by p.inst) b
+  cross join lateral posthouse.counted(gates[b.inst], states[b.inst], b.ids, b.fences, b.requests, b.tokens, now_at, now_at) c
 $function$
 ;
 
@@ -411,6 +577,9 @@ declare
   j posthouse.job;
   state text;
 begin
+  if session_user <> current_user then
+    perform posthouse.check_job_login(job_id);
+  end if;
   select x.* into j from posthouse.job x where x.id = job_id for update;
   if j.id is null then
     state := posthouse.state_of(job_id);
@@ -455,6 +624,44 @@ AS $function$
 $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.check_gate(field text, name text)
+ RETURNS void
+ LANGUAGE plpgsql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+  perform posthouse.check_name(field, name);
+  if strpos(name, ':') > 0 and (name !~ '^(queue|tenant|model|endpoint):.' or name = 'endpoint:*') then
+    raise exception using errcode = 'PH001', message = format('%s: %s is no gate''s name', field, quote_literal(name)),
+      hint = 'Write queue:Q, tenant:T, model:M or endpoint:PROVIDER/MODEL, with * for each (tenant:*), or a name without a colon.';
+  end if;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.check_gates(gates text[])
+ RETURNS text[]
+ LANGUAGE plpgsql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  name text;
+begin
+  if gates is null or array_ndims(gates) > 1 or cardinality(gates) > 16 then
+    raise exception using errcode = 'PH001', message = 'gates: must be a plain list of at most 16';
+  end if;
+  foreach name in array gates loop
+    perform posthouse.check_gate('gates', name);
+    if name ~ '^(queue|tenant|endpoint):' or name ~ ':[*]$' then
+      raise exception using errcode = 'PH001', message = format('gates: a job cannot ask for %s', quote_literal(name)),
+        hint = 'Ask for model:NAME or a name without a colon; gates of queue and tenant hold by themselves.';
+    end if;
+  end loop;
+  return array(select distinct g collate "C" from unnest(gates) g order by 1);
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.check_isolation()
  RETURNS void
  LANGUAGE plpgsql
@@ -471,7 +678,7 @@ begin
 end $function$
 ;
 
-CREATE OR REPLACE FUNCTION posthouse.check_job(kind text, payload jsonb, queue text, tenant text, priority integer, delay interval, run_at timestamp with time zone, max_attempts integer, timeout interval, dedupe_key text, dedupe_for interval, trace jsonb)
+CREATE OR REPLACE FUNCTION posthouse.check_job(kind text, payload jsonb, queue text, tenant text, priority integer, delay interval, run_at timestamp with time zone, max_attempts integer, timeout interval, dedupe_key text, dedupe_for interval, trace jsonb, gates text[], tokens integer)
  RETURNS void
  LANGUAGE plpgsql
  STABLE
@@ -502,6 +709,10 @@ begin
   if complaint is not null then
     raise exception using errcode = 'PH001', message = complaint;
   end if;
+  perform posthouse.check_gates(gates);
+  if tokens is not null then
+    perform posthouse.check_tokens(kind, queue, tenant, gates, tokens);
+  end if;
   if dedupe_key is not null then
     if dedupe_key = '' or octet_length(dedupe_key) > 512 then
       raise exception using errcode = 'PH001',
@@ -526,19 +737,19 @@ begin
   -- The usual case: everything is fine. Most jobs of an array differ in payload and key only, so those are looked at by
   -- themselves, and the rest once for all that share it.
   perform posthouse.check_job(d.kind, '{}', d.queue, d.tenant, d.priority, d.delay, d.run_at, d.max_attempts, d.timeout,
-    d.dedupe_key, d.dedupe_for, null)
+    d.dedupe_key, d.dedupe_for, null, d.gates, d.tokens)
   from (select p.kind, p.queue, p.tenant, p.priority, p.delay, p.run_at, p.max_attempts, p.timeout, p.dedupe_for,
-          min(p.dedupe_key) as dedupe_key
+          min(p.dedupe_key) as dedupe_key, p.gates, max(p.tokens) as tokens
         from posthouse.parse_jobs(jobs) p
         group by p.kind, p.queue, p.tenant, p.priority, p.delay, p.run_at, p.max_attempts, p.timeout, p.dedupe_for,
-          p.dedupe_key is null) d;
+          p.dedupe_key is null, p.gates, p.tokens is null, p.tokens < 1) d;
   perform posthouse.check_job(p.kind, p.payload, p.queue, p.tenant, p.priority, p.delay, p.run_at, p.max_attempts, p.timeout,
-    p.dedupe_key, p.dedupe_for, p.trace)
+    p.dedupe_key, p.dedupe_for, p.trace, p.gates, null)
   from posthouse.parse_jobs(jobs) p
   where pg_column_size(p.payload) > 33554432 or p.dedupe_key = '' or octet_length(p.dedupe_key) > 512 or pg_column_size(p.trace) > 16384;
   select k into field from jsonb_array_elements(jobs) j cross join lateral jsonb_object_keys(j) k
   where k not in ('kind', 'payload', 'queue', 'tenant', 'priority', 'delay_ms', 'run_at', 'max_attempts', 'timeout_ms',
-    'dedupe_key', 'dedupe_for_ms', 'trace') limit 1;
+    'dedupe_key', 'dedupe_for_ms', 'trace', 'gates', 'tokens') limit 1;
   if field is not null then
     raise exception using errcode = 'PH001', message = format('unknown field %s', quote_ident(field));
   end if;
@@ -558,10 +769,10 @@ exception when others then
         end;
       end loop;
       perform posthouse.check_job(p.kind, p.payload, p.queue, p.tenant, p.priority, p.delay, p.run_at, p.max_attempts,
-        p.timeout, p.dedupe_key, p.dedupe_for, p.trace) from posthouse.parse_jobs(jsonb_build_array(job)) p;
+        p.timeout, p.dedupe_key, p.dedupe_for, p.trace, p.gates, p.tokens) from posthouse.parse_jobs(jsonb_build_array(job)) p;
       select k into field from jsonb_object_keys(job) k
       where k not in ('kind', 'payload', 'queue', 'tenant', 'priority', 'delay_ms', 'run_at', 'max_attempts', 'timeout_ms',
-        'dedupe_key', 'dedupe_for_ms', 'trace') limit 1;
+        'dedupe_key', 'dedupe_for_ms', 'trace', 'gates', 'tokens') limit 1;
       if found then
         raise exception using errcode = 'PH001', message = format('unknown field %s', quote_ident(field)),
           hint = 'Durations are in milliseconds: delay_ms, timeout_ms, dedupe_for_ms.';
@@ -592,8 +803,34 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.check_tokens(kind text, queue text, tenant text, gates text[], tokens integer)
+ RETURNS void
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  g record;
+begin
+  if (tokens between 1 and 1000000000) is not true then
+    raise exception using errcode = 'PH001', message = format('tokens: %s is not between 1 and 1000000000', coalesce(tokens::text, 'null'));
+  end if;
+  select x.name, x.tokens_per_minute into g
+  from unnest(array['queue:' || queue, 'tenant:' || tenant] || gates
+    || (select k.gates from posthouse.kind k where k.name = check_tokens.kind)) n(name)
+  cross join lateral posthouse.gates_named(n.name) f
+  join posthouse.gate x on x.id = f.id
+  where x.tokens_per_minute < tokens limit 1;
+  if g.name is not null then
+    raise exception using errcode = 'PH001',
+      message = format('tokens: %s is more than gate %s lets through in a minute (%s)', tokens, quote_literal(g.name), g.tokens_per_minute),
+      hint = 'Raise the gate''s limit, or split the job.';
+  end if;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.claim(worker uuid, seq bigint, max_jobs integer, after_lane bigint DEFAULT 0)
- RETURNS TABLE(id bigint, fence bigint, attempt integer, max_attempts integer, kind text, queue text, tenant text, priority integer, payload jsonb, timeout_ms bigint, lane bigint, enqueued_at timestamp with time zone, trace jsonb)
+ RETURNS TABLE(id bigint, fence bigint, attempt integer, max_attempts integer, kind text, queue text, tenant text, priority integer, payload jsonb, timeout_ms bigint, lane bigint, enqueued_at timestamp with time zone, trace jsonb, model text)
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
  SET enable_seqscan TO 'off'
@@ -611,6 +848,12 @@ declare
   part int;
   level bigint := -3000000000;  -- below every int
   oldest bigint;
+  gated boolean;                      -- there are gates at all
+  wait boolean := true;               -- for gates that other claims hold: once, since they do so in one order
+  blocked bigint[] := '{}';           -- lanes that a gate holds back, and which, of whom, until when
+  blockers bigint[] := '{}';
+  members text[] := '{}';
+  untils timestamptz[] := '{}';
 begin
   perform posthouse.check_isolation();
   if (claim.max_jobs between 1 and 10000) is not true then
@@ -636,18 +879,32 @@ begin
       where c.worker = claim.worker and c.seq = claim.seq;
     return;
   end if;
+  -- Who changes gates waits for this claim, and this one for him.
+  perform pg_advisory_xact_lock_shared(1346912000, 4);
+  gated := exists (select from posthouse.gate);
   if claim.seq % 10 = 0 then
     oldest := posthouse.oldest_lane(w.queues, w.kinds, due);
-    if oldest is not null then
+    if oldest is not null and gated then
+      select * into took from posthouse.take_gated(claim.worker, array[oldest], array[greatest(1, max_jobs / 10)], max_jobs, due, wait);
+      jobs := jobs || took.jobs;
+      wait := not took.held;
+    elsif oldest is not null then
       jobs := jobs || posthouse.take_jobs(claim.worker, array[oldest], array[greatest(1, max_jobs / 10)], max_jobs, due);
     end if;
   end if;
   while cardinality(jobs) < max_jobs loop
     level := posthouse.next_priority(w.queues, w.kinds, level, due);
     exit when level is null;
-    select * into took from posthouse.claim_level(claim.worker, w.queues, w.kinds, level::int, max_jobs - cardinality(jobs), after_lane, due);
+    select * into took from posthouse.claim_level(claim.worker, w.queues, w.kinds, level::int, max_jobs - cardinality(jobs), after_lane, due, gated, wait);
     jobs := jobs || took.jobs;
     empty := empty || took.empty;
+    if gated then
+      wait := wait and not took.held;
+      blocked := blocked || took.blocked;
+      blockers := blockers || took.blockers;
+      members := members || took.members;
+      untils := untils || took.untils;
+    end if;
   end loop;
   if cardinality(jobs) > 0 then
     insert into posthouse.claimed (worker, seq, claimed_at, job_ids, fences)
@@ -658,6 +915,9 @@ begin
         hint = 'Ask again: the answer is what that session claimed.';
     end if;
   end if;
+  if blocked <> '{}' then
+    perform posthouse.block_lanes(blocked, blockers, members, untils);
+  end if;
   if empty <> '{}' then
     -- Others at every claim where there are more.
     part := ((claim.seq % cardinality(empty)) * 64) % cardinality(empty);
@@ -665,14 +925,14 @@ begin
   end if;
   return query
     select j.id, j.fence + 1::bigint, j.attempt + 1, j.max_attempts, l.kind, l.queue, l.tenant, l.priority, p.payload, j.timeout_ms,
-      j.lane_id, j.created_at, p.trace
+      j.lane_id, j.created_at, p.trace, j.instead
     from unnest(jobs) j
     cross join lateral (select l.* from posthouse.lane l where l.id = j.lane_id offset 0) l
     cross join lateral (select p.payload, p.trace from posthouse.payload p where p.id = j.id offset 0) p;
 end $function$
 ;
 
-CREATE OR REPLACE FUNCTION posthouse.claim_level(worker uuid, queues text[], kinds text[], priority integer, max_jobs integer, after_lane bigint, due timestamp with time zone, OUT jobs posthouse.job[], OUT empty bigint[])
+CREATE OR REPLACE FUNCTION posthouse.claim_level(worker uuid, queues text[], kinds text[], priority integer, max_jobs integer, after_lane bigint, due timestamp with time zone, gated boolean, wait boolean, OUT jobs posthouse.job[], OUT empty bigint[], OUT blocked bigint[], OUT blockers bigint[], OUT members text[], OUT untils timestamp with time zone[], OUT held boolean)
  RETURNS record
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
@@ -688,6 +948,7 @@ declare
   heads int;                          -- different tenants
   narrowed boolean;                   -- some lanes wait, since older ones had the share of their tenant
   took posthouse.job[];
+  passed record;
   visited bigint[];
   visitors text[];                    -- their tenants
   gave bigint[];
@@ -697,6 +958,8 @@ declare
 begin
   jobs := '{}';
   empty := '{}';
+  held := false;
+  blocked := '{}'; blockers := '{}'; members := '{}'; untils := '{}';
   loop
     -- A window of at most 256 ready lanes: those behind the cursor, then those from the start up to the cursor.
     select array_agg(r.id), array_agg(r.tenant), max(r.part) into lanes, tenants, part
@@ -730,7 +993,17 @@ begin
         end if;
       end if;
       exit when lanes is null;
-      took := posthouse.take_jobs(worker, lanes, quotas, max_jobs - cardinality(jobs), due);
+      if gated then
+        select * into passed from posthouse.take_gated(worker, lanes, quotas, max_jobs - cardinality(jobs), due, wait and not held);
+        took := passed.jobs;
+        held := held or passed.held;
+        blocked := blocked || passed.blocked;
+        blockers := blockers || passed.blockers;
+        members := members || passed.members;
+        untils := untils || passed.untils;
+      else
+        took := posthouse.take_jobs(worker, lanes, quotas, max_jobs - cardinality(jobs), due);
+      end if;
       exit when took is null;
       jobs := jobs || took;
       gave := gave || array(select distinct j.lane_id from unnest(took) j);
@@ -747,10 +1020,10 @@ begin
       join posthouse.lane l on l.id = g.lane_id;
       exit when lanes is null;
     end loop;
-    if gave = '{}' then
+    if gave = '{}' and blocked = '{}' then
       empty := empty || visited;
-    elsif cardinality(visited) > 1 then
-      empty := empty || array(select v from unnest(visited) v except select g from unnest(gave) g);
+    elsif cardinality(visited) > 1 or gave = '{}' then
+      empty := empty || array(select v from unnest(visited) v except select g from unnest(gave || blocked) g);
     end if;
     exit when cardinality(jobs) >= max_jobs or cardinality(visited) < 256;
     if part = 1 then
@@ -764,7 +1037,7 @@ end $function$
 ;
 
 CREATE OR REPLACE FUNCTION posthouse.claimed_jobs(worker uuid, ids bigint[], fences integer[])
- RETURNS TABLE(id bigint, fence bigint, attempt integer, max_attempts integer, kind text, queue text, tenant text, priority integer, payload jsonb, timeout_ms bigint, lane bigint, enqueued_at timestamp with time zone, trace jsonb)
+ RETURNS TABLE(id bigint, fence bigint, attempt integer, max_attempts integer, kind text, queue text, tenant text, priority integer, payload jsonb, timeout_ms bigint, lane bigint, enqueued_at timestamp with time zone, trace jsonb, model text)
  LANGUAGE plpgsql
  STABLE
  SET search_path TO 'pg_catalog', 'pg_temp'
@@ -776,7 +1049,7 @@ AS $function$
 begin
   return query
     select j.id, j.fence::bigint, j.attempt, j.max_attempts, l.kind, l.queue, l.tenant, l.priority, p.payload, j.timeout_ms, j.lane_id,
-      j.created_at, p.trace
+      j.created_at, p.trace, j.instead
     from unnest(ids, fences) with ordinality c(id, fence, ord)
     cross join lateral (select j.* from posthouse.job j where j.id = c.id offset 0) j
     cross join lateral (select l.* from posthouse.lane l where l.id = j.lane_id offset 0) l
@@ -797,6 +1070,123 @@ AS $function$
       E'\\\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\\\u[dD][c-fC-F][0-9a-fA-F]{2})', E'\\\\ufffd', 'g'),
       E'(?<!\\\\u[dD][89abAB][0-9a-fA-F]{2})\\\\u[dD][c-fC-F][0-9a-fA-F]{2}', E'\\\\ufffd', 'g'), chr(1), E'\\\\')
 $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.close_gate(name text, until timestamp with time zone DEFAULT 'infinity'::timestamp with time zone, reason text DEFAULT NULL::text)
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+  perform posthouse.check_gate('name', name);
+  if until is null or until <= clock_timestamp() then
+    raise exception using errcode = 'PH001', message = format('until: %s is over', coalesce(until::text, 'null')),
+      hint = 'Name a time to come; leave it out to close the gate until somebody opens it.';
+  end if;
+  perform posthouse.hold_gates();
+  insert into posthouse.gate (name, closed_until, closed_at, closed_by, closed_reason)
+  values (close_gate.name, close_gate.until, clock_timestamp(), 'person', left(close_gate.reason, 500))
+  on conflict on constraint gate_name_key do update set closed_until = excluded.closed_until, closed_at = excluded.closed_at,
+    closed_by = excluded.closed_by, closed_reason = excluded.closed_reason, probe_until = null, probe_job = null;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.closures()
+ RETURNS TABLE(name text, closed_for_ms bigint, reason text, closed_by text)
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+begin
+  return query
+    select substr(g.name, 10), case when g.closed_until = 'infinity' then 9000000000000000
+      else least(ceil(extract(epoch from greatest(g.closed_until - clock_timestamp(), interval '0')) * 1000), 9000000000000000)::bigint end,
+      g.closed_reason, g.closed_by
+    from posthouse.gate g
+    where g.name >= 'endpoint:' and g.name < 'endpoint;' and g.closed_at is not null
+      and (g.closed_until > clock_timestamp() or g.closed_by in ('provider', 'breaker'));
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.count_running(counted bigint)
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+AS $function$
+begin
+  insert into posthouse.gate_state (gate_id, member, seq, job_ids, fences, seconds, requests, tokens, requests_at, tokens_at,
+    month, day, spent_day, spent_month)
+  select counted, r.member, coalesce(s.seq, 0) + 1, r.job_ids, r.fences, s.seconds, s.requests, s.tokens, s.requests_at, s.tokens_at,
+    s.month, s.day, s.spent_day, s.spent_month
+  from (
+    select x.member, array_agg(j.id order by j.id) as job_ids, array_agg(j.fence order by j.id) as fences
+    from posthouse.worker w
+    cross join lateral posthouse.running_jobs(w.id, w.oldest_seq) r
+    join posthouse.job j on j.id = r.id
+    cross join lateral (select x.member from posthouse.gates_of(array[j.lane_id]) x where x.gate_id = counted) x
+    group by x.member) r
+  left join lateral (select s.* from posthouse.gate_state s where s.gate_id = counted and s.member = r.member order by s.seq desc limit 1) s on true;
+  -- So that they count as jobs that passed gates.
+  update posthouse.job j set reserved = 0
+  from (select unnest(s.job_ids) as id from posthouse.gate_state s where s.gate_id = counted) c
+  where j.id = c.id and j.state = 'running' and j.reserved is null;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.counted(g posthouse.gate, s posthouse.gate_state, new_ids bigint[], new_fences integer[], new_requests integer, new_tokens bigint, at timestamp with time zone, now_at timestamp with time zone)
+ RETURNS posthouse.gate_state
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  first bigint := floor(extract(epoch from now_at)) - 61;
+  second bigint := floor(extract(epoch from at));
+  most int := least(g.requests_per_minute, case when g.opened_at > now_at - interval '10 seconds' then 600 end);
+  place int;
+begin
+  s.gate_id := g.id;
+  s.seq := coalesce(s.seq, 0) + 1;
+  if g.max_running is not null then
+    s.job_ids := s.job_ids || new_ids;
+    s.fences := s.fences || new_fences;
+  else
+    s.job_ids := null;
+    s.fences := null;
+  end if;
+  if most is null and g.tokens_per_minute is null then
+    s.seconds := null; s.requests := null; s.tokens := null; s.requests_at := null; s.tokens_at := null;
+    return s;
+  end if;
+  if most is not null then
+    s.requests_at := greatest(s.requests_at, now_at) + new_requests * 60.0 / most * interval '1 second';
+  end if;
+  if g.tokens_per_minute is not null then
+    s.tokens_at := greatest(s.tokens_at, now_at) + new_tokens * 60.0 / g.tokens_per_minute * interval '1 second';
+  end if;
+  -- What is older than a minute is forgotten.
+  place := coalesce((select min(i) from generate_subscripts(s.seconds, 1) i where s.seconds[i] >= first), cardinality(s.seconds) + 1);
+  if place > 1 then
+    s.seconds := s.seconds[place:];
+    s.requests := s.requests[place:];
+    s.tokens := s.tokens[place:];
+  end if;
+  if second >= first then
+    place := coalesce(width_bucket(second, s.seconds), 0);
+    if place > 0 and s.seconds[place] = second then
+      s.requests[place] := greatest(s.requests[place] + new_requests, 0);
+      s.tokens[place] := greatest(s.tokens[place] + new_tokens, 0);
+    else
+      s.seconds := s.seconds[:place] || second || s.seconds[place + 1:];
+      s.requests := s.requests[:place] || greatest(new_requests, 0) || s.requests[place + 1:];
+      s.tokens := s.tokens[:place] || greatest(new_tokens, 0) || s.tokens[place + 1:];
+    end if;
+  end if;
+  return s;
+end $function$
 ;
 
 CREATE OR REPLACE FUNCTION posthouse.done_outcomes(outcomes jsonb, OUT ids bigint[], OUT fences integer[], OUT results jsonb[], OUT usages jsonb[], OUT flags jsonb[])
@@ -821,7 +1211,7 @@ begin
 end $function$
 ;
 
-CREATE OR REPLACE FUNCTION posthouse.enqueue(kind text, payload jsonb DEFAULT '{}'::jsonb, queue text DEFAULT 'default'::text, tenant text DEFAULT 'default'::text, priority integer DEFAULT 0, delay interval DEFAULT NULL::interval, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, max_attempts integer DEFAULT NULL::integer, timeout interval DEFAULT NULL::interval, dedupe_key text DEFAULT NULL::text, dedupe_for interval DEFAULT NULL::interval, trace jsonb DEFAULT NULL::jsonb)
+CREATE OR REPLACE FUNCTION posthouse.enqueue(kind text, payload jsonb DEFAULT '{}'::jsonb, queue text DEFAULT 'default'::text, tenant text DEFAULT 'default'::text, priority integer DEFAULT 0, delay interval DEFAULT NULL::interval, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, max_attempts integer DEFAULT NULL::integer, timeout interval DEFAULT NULL::interval, dedupe_key text DEFAULT NULL::text, dedupe_for interval DEFAULT NULL::interval, trace jsonb DEFAULT NULL::jsonb, gates text[] DEFAULT '{}'::text[], tokens integer DEFAULT NULL::integer)
  RETURNS TABLE(id bigint, state text, duplicate boolean)
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
@@ -841,7 +1231,12 @@ declare
   long_ago timestamptz := clock_timestamp() - interval '3 seconds';     -- see posthouse.notify_lanes
   longer_ago timestamptz := long_ago - interval '7 seconds';
   alone boolean := posthouse.is_alone();
+  asked text[] := case when enqueue.gates = '{}' and enqueue.kind is distinct from 'llm.chat' then '{}'
+    else posthouse.asked_gates(enqueue.kind, enqueue.payload, enqueue.gates) end;
 begin
+  if session_user <> current_user then
+    perform posthouse.check_enqueue(enqueue.tenant, enqueue.kind);
+  end if;
   new_id := nextval('posthouse.job_id_seq');
   select l.id, l.behind, exists (select from posthouse.id_range r where r.upper > new_id and r.lower <= new_id)
   into lane_id, behind, housed
@@ -855,12 +1250,14 @@ begin
         order by j.lane_id desc, j.run_at desc, j.id desc limit 1) end as behind
     from posthouse.lane l
     where l.queue = enqueue.queue and l.tenant = enqueue.tenant and l.kind = enqueue.kind and l.priority = enqueue.priority
+      and l.gates = asked
     order by l.ready_at, l.id limit 1) l on true;
   -- The names of a lane were checked when it was made.
   if lane_id is null or num_nonnulls(enqueue.delay, enqueue.run_at, enqueue.max_attempts, enqueue.timeout, enqueue.dedupe_key,
-       enqueue.dedupe_for, enqueue.trace) > 0 or (pg_column_size(enqueue.payload) <= 33554432) is not true then
+       enqueue.dedupe_for, enqueue.trace, enqueue.tokens) > 0 or (pg_column_size(enqueue.payload) <= 33554432) is not true then
     perform posthouse.check_job(enqueue.kind, enqueue.payload, enqueue.queue, enqueue.tenant, enqueue.priority, enqueue.delay,
-      enqueue.run_at, enqueue.max_attempts, enqueue.timeout, enqueue.dedupe_key, enqueue.dedupe_for, enqueue.trace);
+      enqueue.run_at, enqueue.max_attempts, enqueue.timeout, enqueue.dedupe_key, enqueue.dedupe_for, enqueue.trace,
+      asked, enqueue.tokens);
     due := coalesce(enqueue.run_at, clock_timestamp() + greatest(enqueue.delay, interval '0'), '-infinity');
   end if;
   if not housed then
@@ -878,17 +1275,17 @@ begin
   -- table is locked: see posthouse.advance_floors.
   if lane_id is not null and current_setting('transaction_isolation') = 'read committed'
      and pg_advisory_xact_lock_shared(1346912001, (lane_id % 128)::int) is not null then
-    insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, timeout_ms, keyed)
+    insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, timeout_ms, keyed, tokens)
     select new_id, l.id, greatest(due, clock_timestamp()), clock_timestamp(), coalesce(enqueue.max_attempts, 5),
-      extract(epoch from enqueue.timeout) * 1000, enqueue.dedupe_key is not null
-    from posthouse.lane l where l.id = lane_id and l.ready_at <= greatest(due, clock_timestamp());
+      extract(epoch from enqueue.timeout) * 1000, enqueue.dedupe_key is not null, enqueue.tokens
+    from posthouse.lane l where l.id = lane_id and (l.ready_at <= greatest(due, clock_timestamp()) or l.blocked_by is not null);
     queued := found;
   end if;
   if not queued then
-    lane_id := posthouse.lane_for(enqueue.queue, enqueue.priority, enqueue.tenant, enqueue.kind, greatest(due, clock_timestamp()));
-    insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, timeout_ms, keyed)
+    lane_id := posthouse.lane_for(enqueue.queue, enqueue.priority, enqueue.tenant, enqueue.kind, asked, greatest(due, clock_timestamp()));
+    insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, timeout_ms, keyed, tokens)
     values (new_id, lane_id, greatest(due, clock_timestamp()), clock_timestamp(), coalesce(enqueue.max_attempts, 5),
-      extract(epoch from enqueue.timeout) * 1000, enqueue.dedupe_key is not null);
+      extract(epoch from enqueue.timeout) * 1000, enqueue.dedupe_key is not null, enqueue.tokens);
   end if;
   if behind is not true and current_setting('posthouse.notify', true) is distinct from 'off' then
     perform pg_notify('posthouse_wake', enqueue.queue);
@@ -929,7 +1326,17 @@ begin
   elsif n > 10000 then
     raise exception using errcode = 'PH001', message = format('jobs: %s in one call, at most 10000 are allowed', n);
   end if;
+  if jobs @> '[{"kind": "llm.chat"}]' then
+    -- Each passes the gate of its model.
+    select jsonb_agg(case when j.job ->> 'kind' = 'llm.chat' and jsonb_typeof(coalesce(j.job -> 'gates', '[]')) = 'array'
+        then j.job || jsonb_build_object('gates', posthouse.asked_gates('llm.chat', j.job -> 'payload', array(select jsonb_array_elements_text(j.job -> 'gates'))))
+        else j.job end order by j.place)
+    into jobs from jsonb_array_elements(jobs) with ordinality j(job, place);
+  end if;
   select s.* into seen from posthouse.survey(jobs, n) s;
+  if session_user <> current_user then
+    perform posthouse.check_enqueue(t, k) from unnest(seen.tenants, seen.kinds) x(t, k);
+  end if;
   select array_agg(nextval('posthouse.job_id_seq')) into ids from generate_series(1, n);
   if not exists (select from posthouse.id_range r where r.upper > ids[n] and r.lower <= ids[1]) then
     perform posthouse.make_partitions(ids[n]);
@@ -945,7 +1352,7 @@ begin
   end if;
   for i in 1 .. cardinality(needed) loop
     lanes[i] := case when needed[i] then posthouse.lane_for(queues[i], seen.priorities[i], tenants[i], kinds[i],
-      greatest(seen.dues[i], clock_timestamp())) end;
+      coalesce(seen.gates[i]::text[], '{}'), greatest(seen.dues[i], clock_timestamp())) end;
   end loop;
   insert into posthouse.payload (id, payload, trace)
   select ids[x.ordinal], coalesce(x.payload, '{}'), x.trace
@@ -955,9 +1362,9 @@ begin
     insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, keyed)
     select ids[o], lanes[seen.line_of[o]], clock_timestamp(), clock_timestamp(), 5, false from generate_series(1, n) o;
   else
-    insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, timeout_ms, keyed)
+    insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, timeout_ms, keyed, tokens)
     select ids[p.ordinal], lanes[seen.line_of[p.ordinal]], greatest(p.due, clock_timestamp()), clock_timestamp(), p.max_attempts,
-      extract(epoch from p.timeout) * 1000, p.dedupe_key is not null
+      extract(epoch from p.timeout) * 1000, p.dedupe_key is not null, p.tokens
     from posthouse.parse_jobs(jobs) p where holders[p.ordinal] = ids[p.ordinal];
   end if;
   perform posthouse.notify_lanes(lanes, queues);
@@ -965,6 +1372,19 @@ begin
     select o.n::int, holders[o.n],
       case when holders[o.n] = ids[o.n] then 'queued' else posthouse.state_of(holders[o.n]) end, holders[o.n] <> ids[o.n]
     from generate_series(1, n) o(n);
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.estimate_tokens(payload jsonb, max_output_tokens integer)
+ RETURNS bigint
+ LANGUAGE plpgsql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+  return octet_length(payload::text) / 4 + least(greatest(coalesce(
+    posthouse.number_of(payload -> 'max_completion_tokens', null), posthouse.number_of(payload -> 'max_tokens', null),
+    max_output_tokens, 1000), 1), 1e9)::bigint;
 end $function$
 ;
 
@@ -983,6 +1403,9 @@ declare
   w posthouse.worker;
   ahead bigint;
 begin
+  if session_user <> current_user then
+    perform posthouse.check_job_login(job_id);
+  end if;
   select * into j from posthouse.job x where x.id = job_id;
   if j.id is null then
     return query
@@ -1047,6 +1470,9 @@ begin
   delete from posthouse.lane_floor f using (
     select x.lane_id, max(x.floor_at) as newest from posthouse.lane_floor x group by x.lane_id) n
   where f.lane_id = n.lane_id and f.floor_at < n.newest;
+  delete from posthouse.gate_state s using (
+    select x.gate_id, x.member, max(x.seq) as newest from posthouse.gate_state x group by x.gate_id, x.member) n
+  where s.gate_id = n.gate_id and s.member = n.member and s.seq < n.newest;
   delete from posthouse.dedupe d where (d.tenant, d.scope, d.key) in (
     select x.tenant, x.scope, x.key from posthouse.dedupe x where x.expires_at < clock_timestamp()
     order by x.tenant, x.scope, x.key limit 10000 for update skip locked);
@@ -1242,6 +1668,18 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.free_gates(lane_id bigint)
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+  perform posthouse.wake_blocked(g.gate_id, g.member, 1)
+  from posthouse.gates_of(array[lane_id]) g join posthouse.gate x on x.id = g.gate_id where x.max_running is not null;
+  perform posthouse.notify_queue('*');
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.free_keys(job_ids bigint[])
  RETURNS void
  LANGUAGE plpgsql
@@ -1263,6 +1701,196 @@ begin
   loop
     delete from posthouse.dedupe d where d.ctid = held;
   end loop;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.gate_room(g posthouse.gate, s posthouse.gate_state, running integer, now_at timestamp with time zone, OUT room integer, OUT until timestamp with time zone, OUT is_probe boolean, OUT weighs boolean, OUT is_spent boolean)
+ RETURNS record
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  now_s bigint := floor(extract(epoch from now_at));
+  most int;
+  ahead float8;                       -- seconds by which what was let through is not yet earned
+  again timestamptz;
+begin
+  room := 2147483647;
+  is_probe := false;
+  weighs := g.tokens_per_minute is not null;
+  is_spent := false;
+  if g.closed_at is not null then
+    if g.closed_until > now_at then
+      room := 0; until := g.closed_until;
+      return;
+    elsif g.closed_by in ('provider', 'breaker') then
+      if g.probe_until > now_at then
+        room := 0; until := g.probe_until;
+        return;
+      end if;
+      room := 1; is_probe := true;
+    end if;
+  end if;
+  if g.max_running is not null then
+    room := least(room, g.max_running - running);
+    if room <= 0 then
+      room := 0;
+      return;
+    end if;
+  end if;
+  -- Whoever comes after a probe comes slowly at first.
+  most := least(g.requests_per_minute, case when g.opened_at > now_at - interval '10 seconds' then 600 end);
+  if most is not null then
+    ahead := greatest(extract(epoch from s.requests_at - now_at), 0);
+    if ahead > 1 then
+      room := 0; until := now_at + (ahead - 1) * interval '1 second';
+    else
+      room := least(room, floor((1 - coalesce(ahead, 0)) * most / 60)::int + 1);
+    end if;
+    room := least(room, most - posthouse.sum_since(s.seconds, s.requests::bigint[], now_s - 61));
+    if room <= 0 then
+      room := 0;
+      until := greatest(until, posthouse.below_at(s.seconds, s.requests::bigint[], most, now_s));
+      return;
+    end if;
+  end if;
+  if weighs then
+    ahead := greatest(extract(epoch from s.tokens_at - now_at), 0);
+    if ahead > 1 then
+      room := 0; until := now_at + (ahead - 1) * interval '1 second';
+    end if;
+    again := posthouse.below_at(s.seconds, s.tokens, g.tokens_per_minute + 1, now_s);
+    if again is not null then
+      room := 0; until := greatest(until, again);
+    end if;
+    if room = 0 then
+      return;
+    end if;
+  end if;
+  if g.money_per_day is not null or g.money_per_month is not null then
+    if s.spent_month >= g.money_per_month and s.month = date_trunc('month', now_at at time zone 'UTC')::date then
+      is_spent := true;
+      again := date_trunc('month', now_at at time zone 'UTC') at time zone 'UTC' + interval '1 month';
+    elsif s.spent_day >= g.money_per_day and s.day = (now_at at time zone 'UTC')::date then
+      is_spent := true;
+      again := date_trunc('day', now_at at time zone 'UTC') at time zone 'UTC' + interval '1 day';
+    end if;
+    if is_spent and g.when_spent = 'hold' then
+      room := 0; until := again;
+    end if;
+  end if;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.gated_jobs(worker uuid, ids bigint[])
+ RETURNS posthouse.job[]
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
+AS $function$
+begin
+  return (
+    select array_agg(j) from posthouse.job j
+    where j.id = any(ids) and j.worker = gated_jobs.worker and j.state = 'running' and j.reserved is not null);
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.gates_named(name text)
+ RETURNS TABLE(id bigint, member text)
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
+AS $function$
+#variable_conflict use_variable
+declare
+  scope int := strpos(name, ':');
+  own record;
+  found_id bigint;
+begin
+  select g.id, num_nonnulls(g.max_running, g.requests_per_minute, g.tokens_per_minute, g.money_per_day, g.money_per_month) as limits into own
+  from posthouse.gate g where g.name = gates_named.name;
+  if own.id is not null then
+    id := own.id; member := '';
+    return next;
+  end if;
+  if scope > 0 and coalesce(own.limits, 0) = 0 then
+    select g.id into found_id from posthouse.gate g where g.name = left(gates_named.name, scope) || '*';
+    if found then
+      id := found_id; member := substr(name, scope + 1);
+      return next;
+    end if;
+  end if;
+  if left(name, 6) = 'model:' then
+    select (array_agg(g.id order by g.closed_until nulls first, e.place))[1] into found_id
+    from posthouse.route r
+    cross join lateral unnest(r.endpoints) with ordinality e(endpoint, place)
+    left join lateral (select g.* from posthouse.gate g where g.name = 'endpoint:' || e.endpoint offset 0) g on true
+    where r.model = substr(gates_named.name, 7)
+    having count(*) = 1 or bool_and(coalesce(g.closed_at is not null or g.opened_at > clock_timestamp() - interval '10 seconds', false));
+    if found_id is not null then
+      id := found_id; member := '';
+      return next;
+    end if;
+  end if;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.gates_of(lanes bigint[], instead text[] DEFAULT NULL::text[])
+ RETURNS TABLE(place integer, gate_id bigint, member text)
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET enable_hashjoin TO 'off'
+ SET enable_mergejoin TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
+AS $function$
+#variable_conflict use_column
+begin
+  return query
+    select u.place::int, g.id, g.member
+    from unnest(lanes) with ordinality u(id, place)
+    cross join lateral (select l.queue, l.tenant, l.kind, l.gates from posthouse.lane l where l.id = u.id offset 0) l
+    cross join lateral (
+      select 'queue:' || l.queue as name union all select 'tenant:' || l.tenant
+      union all select 'model:' || instead[u.place] where instead[u.place] is not null
+      union all select x from unnest(l.gates) x where instead[u.place] is null or x not like 'model:%'
+      union all select x from posthouse.kind k cross join lateral unnest(k.gates) x
+        where k.name = l.kind and not (x like 'model:%' and (instead[u.place] is not null
+          or exists (select from unnest(l.gates) y where y like 'model:%')))) n
+    cross join lateral posthouse.gates_named(n.name) g;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.gates_open_at(lane_id bigint)
+ RETURNS timestamp with time zone
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  look record;
+  opens timestamptz := '-infinity';
+  gate_ids bigint[];
+  whose text[];
+begin
+  select array_agg(g.gate_id), array_agg(g.member) into gate_ids, whose from posthouse.gates_of(array[lane_id]) g;
+  if gate_ids is null then
+    return opens;
+  end if;
+  select * into look from posthouse.look_at_gates(gate_ids, whose, 1, clock_timestamp());
+  for i in 1 .. cardinality(look.rooms) loop
+    if look.rooms[i] <= 0 then
+      opens := greatest(opens, coalesce(look.untils[i], 'infinity'));
+    end if;
+  end loop;
+  return opens;
 end $function$
 ;
 
@@ -1376,6 +2004,44 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.hold_counts(gate_ids bigint[], members text[], wait boolean)
+ RETURNS integer[]
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  k int;
+  refused int[] := '{}';
+begin
+  for k in
+    select distinct (hashint8(u.gate_id) # hashtext(u.member)) & 127 from unnest(gate_ids, members) u(gate_id, member) order by 1
+  loop
+    if wait then
+      perform pg_advisory_xact_lock(1346912002, k);
+    elsif not pg_try_advisory_xact_lock(1346912002, k) then
+      refused := refused || k;
+    end if;
+  end loop;
+  if refused = '{}' then
+    return refused;
+  end if;
+  return array(
+    select u.inst from unnest(gate_ids, members) with ordinality u(gate_id, member, inst)
+    where (hashint8(u.gate_id) # hashtext(u.member)) & 127 = any(refused));
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.hold_gates()
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+  perform posthouse.check_isolation();
+  perform pg_advisory_xact_lock(1346912000, 4);
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.hold_lane(lane_id bigint)
  RETURNS void
  LANGUAGE plpgsql
@@ -1433,7 +2099,20 @@ AS $function$
 $function$
 ;
 
-CREATE OR REPLACE FUNCTION posthouse.lane_for(queue text, priority integer, tenant text, kind text, due timestamp with time zone)
+CREATE OR REPLACE FUNCTION posthouse.is_held_back(lane_id bigint)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+  return exists (
+    select from posthouse.gates_of(array[lane_id]) g join posthouse.gate x on x.id = g.gate_id
+    where x.closed_at is not null and (x.closed_until > clock_timestamp() or x.closed_by in ('provider', 'breaker')));
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.lane_for(queue text, priority integer, tenant text, kind text, gates text[], due timestamp with time zone)
  RETURNS bigint
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1445,12 +2124,13 @@ declare
 begin
   select l.id into lane_id from posthouse.lane l
   where l.queue = lane_for.queue and l.tenant = lane_for.tenant and l.kind = lane_for.kind and l.priority = lane_for.priority
+    and l.gates = lane_for.gates
   order by l.ready_at, l.id limit 1;
   if found then
     return posthouse.wake_lane(lane_id, due);
   end if;
-  insert into posthouse.lane (queue, priority, tenant, kind, ready_at, awake_until)
-  values (lane_for.queue, lane_for.priority, lane_for.tenant, lane_for.kind, due,
+  insert into posthouse.lane (queue, priority, tenant, kind, gates, ready_at, awake_until)
+  values (lane_for.queue, lane_for.priority, lane_for.tenant, lane_for.kind, lane_for.gates, due,
           greatest(clock_timestamp(), due) + interval '10 seconds')
   returning lane.id into lane_id;
   perform posthouse.hold_lane(lane_id);
@@ -1504,6 +2184,48 @@ AS $function$
 $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.look_at_gates(gate_ids bigint[], members text[], wanted integer, now_at timestamp with time zone, OUT gates posthouse.gate[], OUT states posthouse.gate_state[], OUT rooms integer[], OUT untils timestamp with time zone[], OUT probes boolean[], OUT weighs boolean[], OUT spent boolean[])
+ RETURNS record
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET enable_hashjoin TO 'off'
+ SET enable_mergejoin TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
+AS $function$
+declare
+  s posthouse.gate_state;
+  r record;
+begin
+  select array_agg(g.whole order by u.inst), array_agg(n.whole order by u.inst) into gates, states
+  from unnest(gate_ids, members) with ordinality u(gate_id, member, inst)
+  cross join lateral (select x as whole from posthouse.gate x where x.id = u.gate_id offset 0) g
+  left join lateral (
+    select x as whole from posthouse.gate_state x where x.gate_id = u.gate_id and x.member = u.member
+    order by x.gate_id desc, x.member desc, x.seq desc limit 1) n on true;
+  for i in 1 .. cardinality(gates) loop
+    s := states[i];
+    if (gates[i]).max_running is not null and cardinality(s.job_ids) + wanted > (gates[i]).max_running then
+      select coalesce(array_agg(u.id), '{}'), coalesce(array_agg(u.fence), '{}') into s.job_ids, s.fences
+      from unnest(s.job_ids, s.fences) u(id, fence)
+      cross join lateral (select j.state, j.fence from posthouse.job j where j.id = u.id offset 0) j
+      where j.state = 'running' and j.fence = u.fence;
+    end if;
+    if s.seq is null then
+      s.member := members[i];
+    end if;
+    states[i] := s;
+    r := posthouse.gate_room(gates[i], s, coalesce(cardinality(s.job_ids), 0), now_at);
+    rooms[i] := r.room;
+    untils[i] := r.until;
+    probes[i] := r.is_probe;
+    weighs[i] := r.weighs;
+    spent[i] := r.is_spent;
+  end loop;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.lost_text(w posthouse.worker)
  RETURNS text
  LANGUAGE sql
@@ -1555,6 +2277,33 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.models_instead(lanes bigint[])
+ RETURNS text[]
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  found text[];
+  r record;
+  look record;
+begin
+  for r in
+    select g.gate_id, g.member, array_agg(g.place) as places, substr(x.when_spent, 7) as model
+    from posthouse.gates_of(lanes) g join posthouse.gate x on x.id = g.gate_id
+    where x.when_spent like 'model:%' and num_nonnulls(x.money_per_day, x.money_per_month) > 0
+    group by g.gate_id, g.member, x.when_spent order by g.gate_id, g.member
+  loop
+    select * into look from posthouse.look_at_gates(array[r.gate_id], array[r.member], 0, clock_timestamp());
+    if look.spent[1] then
+      for i in 1 .. cardinality(r.places) loop
+        found[r.places[i]] := r.model;
+      end loop;
+    end if;
+  end loop;
+  return found;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.naps(l posthouse.lane)
  RETURNS integer
  LANGUAGE sql
@@ -1567,31 +2316,42 @@ $function$
 CREATE OR REPLACE FUNCTION posthouse.next_due(worker uuid)
  RETURNS bigint
  LANGUAGE plpgsql
- STABLE
  SET search_path TO 'pg_catalog', 'pg_temp'
  SET enable_seqscan TO 'off'
  SET enable_bitmapscan TO 'off'
  SET plan_cache_mode TO 'force_generic_plan'
 AS $function$
-#variable_conflict use_column
+declare
+  gated boolean := exists (select from posthouse.gate);
+  first_at timestamptz;
+  held boolean;
 begin
-  return (
-    -- Not greatest(): that would make 0 of null.
-    select case when min(greatest(l.ready_at, j.run_at)) <= clock_timestamp() then 0
-      else ceil(extract(epoch from min(greatest(l.ready_at, j.run_at)) - clock_timestamp()) * 1000) end::bigint
-    from posthouse.worker w
-    cross join lateral unnest(w.queues) q(name)
-    cross join lateral (
-      select l.id, l.ready_at from posthouse.lane l
-      where l.queue = q.name and l.ready_at < 'infinity' and l.kind = any(w.kinds)
-      order by l.queue, l.priority, l.id limit 1000) l
-    cross join lateral (
-      select j.run_at from posthouse.job j
-      where j.lane_id = l.id and j.state = 'queued'
-        and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
-                                  order by f.floor_at desc limit 1), '-infinity')
-      order by j.lane_id, j.run_at, j.id limit 1) j
-    where w.id = next_due.worker);
+  -- Gates of the first 64 lanes with due jobs are looked at; what is behind them may find something at once.
+  select min(d.due_at) filter (where d.due_at < 'infinity'), coalesce(bool_or(d.due_at = 'infinity'), false) into first_at, held
+  from (
+    select case when gated and d.due_at <= clock_timestamp() and d.place <= 64 then greatest(d.due_at, posthouse.gates_open_at(d.lane_id))
+      else d.due_at end as due_at
+    from (
+      select l.id as lane_id, greatest(l.ready_at, j.run_at) as due_at,
+        row_number() over (order by greatest(l.ready_at, j.run_at)) as place
+      from posthouse.worker w
+      cross join lateral unnest(w.queues) q(name)
+      cross join lateral (
+        select l.id, l.ready_at from posthouse.lane l
+        where l.queue = q.name and l.ready_at < 'infinity' and l.kind = any(w.kinds)
+        order by l.queue, l.priority, l.id limit 1000) l
+      cross join lateral (
+        select j.run_at from posthouse.job j
+        where j.lane_id = l.id and j.state = 'queued'
+          and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
+                                    order by f.floor_at desc limit 1), '-infinity')
+        order by j.lane_id, j.run_at, j.id limit 1) j
+      where w.id = next_due.worker) d) d;
+  -- Not greatest(): that would make 0 of null.
+  return case
+    when first_at <= clock_timestamp() then 0
+    when held and coalesce(first_at, 'infinity') > clock_timestamp() + interval '1 second' then -1
+    else ceil(extract(epoch from first_at - clock_timestamp()) * 1000) end;
 end $function$
 ;
 
@@ -1733,8 +2493,28 @@ AS $function$
 $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.open_gate(name text)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  opened bigint;
+begin
+  perform posthouse.hold_gates();
+  update posthouse.gate g set closed_until = null, closed_at = null, closed_by = null, closed_reason = null, strikes = 0,
+    probe_until = null, probe_job = null
+  where g.name = open_gate.name and g.closed_at is not null returning g.id into opened;
+  if opened is null then
+    return false;
+  end if;
+  perform posthouse.wake_endpoint(opened);
+  return true;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.parse_jobs(jobs jsonb)
- RETURNS TABLE(ordinal integer, kind text, payload jsonb, queue text, tenant text, priority integer, delay interval, run_at timestamp with time zone, due timestamp with time zone, max_attempts integer, timeout interval, dedupe_key text, dedupe_for interval, trace jsonb)
+ RETURNS TABLE(ordinal integer, kind text, payload jsonb, queue text, tenant text, priority integer, delay interval, run_at timestamp with time zone, due timestamp with time zone, max_attempts integer, timeout interval, dedupe_key text, dedupe_for interval, trace jsonb, gates text[], tokens integer)
  LANGUAGE sql
  STABLE
  SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1742,9 +2522,10 @@ AS $function$
   select row_number() over ()::int, x.kind, coalesce(x.payload, '{}'), coalesce(x.queue, 'default'),
     coalesce(x.tenant, 'default'), coalesce(x.priority, 0), x.delay_ms * interval '1 millisecond', x.run_at,
     coalesce(x.run_at, clock_timestamp() + greatest(x.delay_ms, 0) * interval '1 millisecond', '-infinity'), coalesce(x.max_attempts, 5),
-    x.timeout_ms * interval '1 millisecond', x.dedupe_key, x.dedupe_for_ms * interval '1 millisecond', x.trace
+    x.timeout_ms * interval '1 millisecond', x.dedupe_key, x.dedupe_for_ms * interval '1 millisecond', x.trace,
+    coalesce(x.gates, '{}'), x.tokens
   from jsonb_to_recordset(jobs) x(kind text, payload jsonb, queue text, tenant text, priority int, delay_ms float8,
-    run_at timestamptz, max_attempts int, timeout_ms float8, dedupe_key text, dedupe_for_ms float8, trace jsonb)
+    run_at timestamptz, max_attempts int, timeout_ms float8, dedupe_key text, dedupe_for_ms float8, trace jsonb, gates text[], tokens int)
 $function$
 ;
 
@@ -1941,6 +2722,85 @@ AS $function$
 $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.remove_gate(name text)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  gone bigint;
+begin
+  perform posthouse.hold_gates();
+  delete from posthouse.gate g where g.name = remove_gate.name returning g.id into gone;
+  if gone is null then
+    return false;
+  end if;
+  delete from posthouse.gate_state s where s.gate_id = gone;
+  perform posthouse.wake_blocked(gone, null, 1000000);
+  return true;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.report_endpoint(endpoint text, verdict text, wait_ms bigint DEFAULT NULL::bigint, reason text DEFAULT NULL::text, age_ms bigint DEFAULT 0)
+ RETURNS bigint
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+AS $function$
+declare
+  gate_name text := 'endpoint:' || endpoint;
+  wait interval := least(greatest(wait_ms, 0), 86400000) * interval '1 millisecond';
+  g posthouse.gate;
+  now_at timestamptz;
+  echo boolean;                       -- sent before it closed: says nothing about now
+  ends timestamptz;
+begin
+  perform posthouse.check_isolation();
+  perform posthouse.check_gate('endpoint', gate_name);
+  if (verdict in ('ok', 'refused', 'quota', 'broken')) is not true then
+    raise exception using errcode = 'PH001', message = format('verdict: %s is not ok, refused, quota or broken', coalesce(quote_literal(verdict), 'null'));
+  end if;
+  if verdict <> 'ok' then
+    insert into posthouse.gate (name) values (gate_name) on conflict do nothing;
+  end if;
+  select * into g from posthouse.gate x where x.name = gate_name for no key update;
+  now_at := clock_timestamp();
+  if g.id is null or (verdict = 'ok' and g.closed_at is null) then
+    return null;
+  end if;
+  echo := g.closed_at is not null and now_at - greatest(age_ms, 0) * interval '1 millisecond' < g.closed_at;
+  if verdict = 'ok' and not echo and g.closed_until <= now_at then
+    update posthouse.gate x set closed_until = null, closed_at = null, closed_by = null, closed_reason = null, strikes = 0,
+      probe_until = null, probe_job = null, opened_at = now_at
+    where x.id = g.id;
+    perform posthouse.wake_endpoint(g.id);
+    return null;
+  elsif verdict <> 'ok' and not (g.closed_at is not null and g.closed_by in ('person', 'quota') and g.closed_until > now_at) then
+    ends := case
+      when verdict = 'quota' then 'infinity'
+      when echo then greatest(g.closed_until, now_at + wait)
+      when verdict = 'refused' then now_at + coalesce(wait, least(interval '1 second' * 2 ^ least(g.strikes, 10), interval '1 minute'))
+      else now_at + least(interval '10 seconds' * 2 ^ least(g.strikes, 10), interval '5 minutes')
+    end;
+    if not echo or ends > g.closed_until + interval '1 second' then
+      update posthouse.gate x set closed_until = ends,
+        closed_at = case when echo then x.closed_at else now_at end,
+        closed_by = case verdict when 'refused' then 'provider' when 'broken' then 'breaker' else verdict end,
+        closed_reason = left(reason, 500), strikes = x.strikes + (not echo)::int, probe_until = null, probe_job = null
+      where x.id = g.id;
+      g.closed_until := ends;
+      if verdict = 'quota' then
+        perform posthouse.raise_alert('gate_quota', gate_name, format('%s is closed until somebody opens it: %s', gate_name, coalesce(reason, 'its account is empty')),
+          jsonb_build_object('gate', gate_name));
+      end if;
+    end if;
+  end if;
+  return case when g.closed_until = 'infinity' then 9000000000000000
+    else least(ceil(extract(epoch from greatest(g.closed_until - now_at, interval '0')) * 1000), 9000000000000000) end;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.requeue_job(j posthouse.job, due timestamp with time zone, front boolean, refund boolean, reason text)
  RETURNS void
  LANGUAGE plpgsql
@@ -2073,7 +2933,7 @@ begin
                               order by f.floor_at desc limit 1), '-infinity')
   order by j.lane_id, j.run_at, j.id limit 1;
   if next_at is null or next_at > clock_timestamp() then
-    update posthouse.lane l set ready_at = coalesce(next_at, 'infinity')
+    update posthouse.lane l set ready_at = coalesce(next_at, 'infinity'), blocked_by = null
     where l.id = (select x.id from posthouse.lane x where x.id = lane_id for no key update skip locked);
   end if;
 end $function$
@@ -2221,6 +3081,78 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.set_gate(name text, max_running integer DEFAULT NULL::integer, requests_per_minute integer DEFAULT NULL::integer, tokens_per_minute bigint DEFAULT NULL::bigint, money_per_day numeric DEFAULT NULL::numeric, money_per_month numeric DEFAULT NULL::numeric, when_spent text DEFAULT 'hold'::text, warn_at numeric DEFAULT NULL::numeric)
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+AS $function$
+declare
+  complaint text;
+  set_id bigint;
+begin
+  perform posthouse.check_gate('name', name);
+  complaint := case
+    when max_running not between 1 and 100000 then format('max_running: %s is not between 1 and 100000; close the gate to stop all', max_running)
+    when requests_per_minute not between 1 and 10000000
+      then format('requests_per_minute: %s is not between 1 and 10000000; close the gate to stop all', requests_per_minute)
+    when tokens_per_minute not between 1 and 1000000000000
+      then format('tokens_per_minute: %s is not between 1 and 1000000000000; close the gate to stop all', tokens_per_minute)
+    when (money_per_day > 0 and money_per_day <= 1000000000) is false
+      then format('money_per_day: %s is not above 0 and up to a billion; close the gate to stop all', money_per_day)
+    when (money_per_month > 0 and money_per_month <= 1000000000) is false
+      then format('money_per_month: %s is not above 0 and up to a billion; close the gate to stop all', money_per_month)
+    when (when_spent in ('hold', 'fail') or when_spent ~ '^model:.') is not true
+      then format('when_spent: %s is not hold, fail or model:NAME', coalesce(quote_literal(when_spent), 'null'))
+    when when_spent = name then 'when_spent: a model cannot stand in for itself'
+    when octet_length(when_spent) > 200 then 'when_spent: longer than 200 bytes'
+    when (warn_at > 0 and warn_at <= 1) is false then format('warn_at: %s is not a share above 0 and up to 1', warn_at)
+    when warn_at is not null and money_per_day is null and money_per_month is null then 'warn_at: needs money_per_day or money_per_month'
+  end;
+  if complaint is not null then
+    raise exception using errcode = 'PH001', message = complaint;
+  end if;
+  perform posthouse.hold_gates();
+  insert into posthouse.gate (name, max_running, requests_per_minute, tokens_per_minute, money_per_day, money_per_month, when_spent, warn_at)
+  values (set_gate.name, set_gate.max_running, set_gate.requests_per_minute, set_gate.tokens_per_minute, set_gate.money_per_day,
+    set_gate.money_per_month, set_gate.when_spent, set_gate.warn_at)
+  on conflict on constraint gate_name_key do update set max_running = excluded.max_running,
+    requests_per_minute = excluded.requests_per_minute, tokens_per_minute = excluded.tokens_per_minute,
+    money_per_day = excluded.money_per_day, money_per_month = excluded.money_per_month, when_spent = excluded.when_spent,
+    warn_at = excluded.warn_at
+  returning gate.id into set_id;
+  if max_running is not null then
+    perform posthouse.count_running(set_id);
+  end if;
+  perform posthouse.wake_blocked(set_id, null, 1000000);
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.set_kind(kind text, gates text[], max_output_tokens integer DEFAULT NULL::integer)
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  name text;
+begin
+  perform posthouse.check_name('kind', kind);
+  gates := posthouse.check_gates(gates);
+  if max_output_tokens <= 0 then
+    raise exception using errcode = 'PH001', message = format('max_output_tokens: %s is not above 0', max_output_tokens);
+  end if;
+  -- Workers say it whenever they start: what is so already is not written, and waits for nobody.
+  if exists (select from posthouse.kind k where k.name = set_kind.kind and k.gates = set_kind.gates
+             and k.max_output_tokens is not distinct from set_kind.max_output_tokens) then
+    return;
+  end if;
+  perform posthouse.hold_gates();
+  insert into posthouse.kind (name, gates, max_output_tokens) values (set_kind.kind, set_kind.gates, set_kind.max_output_tokens)
+  on conflict on constraint kind_pkey do update set gates = excluded.gates, max_output_tokens = excluded.max_output_tokens;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.set_queue(queue text, retention interval)
  RETURNS void
  LANGUAGE plpgsql
@@ -2234,6 +3166,51 @@ begin
   end if;
   insert into posthouse.queue (name, retention) values (set_queue.queue, set_queue.retention)
   on conflict (name) do update set retention = excluded.retention;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.set_route(model text, endpoints text[])
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  name text;
+begin
+  perform posthouse.check_name('model', model);
+  if coalesce(cardinality(endpoints), 0) not between 1 and 100 or array_ndims(endpoints) > 1 then
+    raise exception using errcode = 'PH001', message = 'endpoints: must be a plain list of 1 to 100';
+  end if;
+  foreach name in array endpoints loop
+    perform posthouse.check_gate('endpoints', 'endpoint:' || name);
+  end loop;
+  if exists (select from posthouse.route r where r.model = set_route.model and r.endpoints = set_route.endpoints) then
+    return;
+  end if;
+  perform posthouse.hold_gates();
+  insert into posthouse.route (model, endpoints) values (set_route.model, set_route.endpoints)
+  on conflict on constraint route_pkey do update set endpoints = excluded.endpoints;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.set_tenant(tenant text, weight real)
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+  perform posthouse.check_name('tenant', tenant);
+  if (weight between 0.01 and 100) is not true then
+    raise exception using errcode = 'PH001', message = format('weight: %s is not between 0.01 and 100', coalesce(weight::text, 'null')),
+      hint = 'Close the gate tenant:NAME to stop a tenant.';
+  end if;
+  perform posthouse.hold_gates();
+  if weight = 1 then
+    delete from posthouse.tenant t where t.name = set_tenant.tenant;
+  else
+    insert into posthouse.tenant (name, weight) values (set_tenant.tenant, set_tenant.weight)
+    on conflict on constraint tenant_pkey do update set weight = excluded.weight;
+  end if;
 end $function$
 ;
 
@@ -2262,6 +3239,10 @@ declare
   o jsonb;
   d record;
   applied bigint[] := '{}';
+  gated posthouse.job[];              -- that passed gates
+  passed posthouse.job[] := '{}';     -- of these, those whose outcome was applied, with what they used
+  used jsonb[] := '{}';
+  called boolean[] := '{}';
 begin
   perform posthouse.check_isolation();
   if outcomes is null or json_typeof(outcomes) <> 'array' then
@@ -2283,10 +3264,25 @@ begin
       where x.ids is not null
       order by x.ids[1], x.fences[1] desc) x;
   end;
+  if exists (select from posthouse.gate) then
+    gated := posthouse.gated_jobs(settle.worker, d.ids || array(
+      select (e ->> 'id')::bigint from unnest(coalesce(list, array(select jsonb_array_elements(whole)))) e
+      where e ->> 'outcome' is distinct from 'done' and posthouse.is_attempt(e)));
+  end if;
   if d.ids is not null then
     applied := posthouse.settle_done(settle.worker, d.ids, d.fences, d.results, d.usages, d.flags);
+    if gated is not null then
+      select coalesce(array_agg(jobs.j), '{}'), coalesce(array_agg(d.usages[width_bucket((jobs.j).id, d.ids)]), '{}'),
+        coalesce(array_agg(true), '{}')
+      into passed, used, called
+      from (select gated[i] as j from generate_subscripts(gated, 1) i) jobs
+      where (jobs.j).id = any(applied) and (jobs.j).fence = d.fences[width_bucket((jobs.j).id, d.ids)];
+    end if;
   end if;
   if cardinality(applied) = coalesce(jsonb_array_length(whole), cardinality(list)) then
+    if passed <> '{}' then
+      perform posthouse.settle_gates(passed, used, called);
+    end if;
     return query select a, d.fences[width_bucket(a, d.ids)]::bigint, 'applied', 'done' from unnest(applied) a;
     return;
   end if;
@@ -2308,9 +3304,21 @@ begin
     end if;
     if state is null then
       select s.verdict, s.state into verdict, state from posthouse.settled_before(settle.worker, id, fence) s;
+    elsif gated is not null and o ->> 'outcome' is distinct from 'done' then
+      for i in 1 .. cardinality(gated) loop
+        continue when (gated[i]).id <> settle.id or (gated[i]).fence <> settle.fence;
+        passed := array_append(passed, gated[i]);
+        used := array_append(used, nullif(o -> 'usage', 'null'));
+        -- What was given back without a request costs nothing.
+        called := array_append(called, not (coalesce(o ->> 'outcome' in ('release', 'snooze'), false)
+          and coalesce(o #> '{usage,requests}', '0') = '0'));
+      end loop;
     end if;
     return next;
   end loop;
+  if passed <> '{}' then
+    perform posthouse.settle_gates(passed, used, called);
+  end if;
 end $function$
 ;
 
@@ -2363,6 +3371,55 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.settle_gates(jobs posthouse.job[], usages jsonb[], called boolean[])
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
+AS $function$
+declare
+  lanes bigint[];
+  insteads text[];
+  r record;
+begin
+  select array_agg(x.lane_id), case when count(x.instead) > 0 then array_agg(x.instead) end into lanes, insteads
+  from (select distinct j.lane_id, j.instead from unnest(jobs) j) x;
+  for r in
+    select array_agg(x.gate_id order by x.gate_id, x.member) as gate_ids, array_agg(x.member order by x.gate_id, x.member) as members
+    from (
+      select distinct g.gate_id, g.member
+      from posthouse.gates_of(lanes, insteads) g
+      cross join lateral (
+        select from posthouse.gate x where x.id = g.gate_id
+          and num_nonnulls(x.requests_per_minute, x.tokens_per_minute, x.money_per_day, x.money_per_month) > 0 offset 0) x) x
+  loop
+    if r.gate_ids is not null then
+      perform posthouse.true_up(jobs, usages, called, lanes, insteads, r.gate_ids, r.members);
+    end if;
+  end loop;
+  for r in
+    select x.gate_id, x.member, count(*)::int as jobs, x.max_running
+    from (
+      select g.place, g.gate_id, g.member, x.max_running
+      from posthouse.gates_of(lanes, insteads) g
+      cross join lateral (
+        select x.max_running from posthouse.gate x
+        where x.id = g.gate_id and (x.max_running is not null or x.tokens_per_minute is not null) offset 0) x) x
+    join unnest(jobs) j on j.lane_id = lanes[x.place] and j.instead is not distinct from insteads[x.place]
+    group by x.gate_id, x.member, x.max_running
+  loop
+    -- Those of other workers who found no room look again.
+    if r.max_running <= (select cardinality(s.job_ids) from posthouse.gate_state s where s.gate_id = r.gate_id and s.member = r.member
+                         order by s.gate_id desc, s.member desc, s.seq desc limit 1) then
+      perform posthouse.notify_queue('*');
+    end if;
+    perform posthouse.wake_blocked(r.gate_id, r.member, r.jobs);
+  end loop;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.settle_other(worker uuid, o jsonb)
  RETURNS text
  LANGUAGE plpgsql
@@ -2407,7 +3464,8 @@ begin
       return 'failed';
     end if;
     delay := interval '1 millisecond' * least(greatest(posthouse.number_of(o -> 'delay_ms', 1000), 0), 3e11);
-    perform posthouse.requeue_job(j, clock_timestamp() + delay, false, true, o ->> 'reason');
+    -- One that a closed gate holds back keeps its place.
+    perform posthouse.requeue_job(j, clock_timestamp() + delay, o ? 'gate' and posthouse.is_held_back(j.lane_id), true, o ->> 'reason');
     return 'queued';
   elsif outcome = 'retry' and j.attempt < j.max_attempts then
     delay := case when jsonb_typeof(o -> 'delay_ms') = 'number'
@@ -2592,7 +3650,24 @@ exception when others then
 end $function$
 ;
 
-CREATE OR REPLACE FUNCTION posthouse.survey(jobs jsonb, n integer, OUT queues text[], OUT tenants text[], OUT kinds text[], OUT priorities integer[], OUT dues timestamp with time zone[], OUT line_of integer[], OUT keyed boolean, OUT plain boolean)
+CREATE OR REPLACE FUNCTION posthouse.sum_since(seconds bigint[], counts bigint[], first bigint)
+ RETURNS bigint
+ LANGUAGE plpgsql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  total bigint := 0;
+begin
+  for i in reverse coalesce(cardinality(seconds), 0) .. 1 loop
+    exit when seconds[i] < first;
+    total := total + counts[i];
+  end loop;
+  return total;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.survey(jobs jsonb, n integer, OUT queues text[], OUT tenants text[], OUT kinds text[], OUT priorities integer[], OUT gates text[], OUT dues timestamp with time zone[], OUT line_of integer[], OUT keyed boolean, OUT plain boolean)
  RETURNS record
  LANGUAGE plpgsql
  STABLE
@@ -2611,20 +3686,22 @@ begin
   begin
     for r in
       select coalesce(x.queue, 'default') as queue, coalesce(x.tenant, 'default') as tenant, x.kind,
-        coalesce(x.priority, 0) as priority, array_agg(x.ordinal::int) as ordinals,
-        bool_or(num_nonnulls(x.delay_ms, x.run_at, x.max_attempts, x.timeout_ms, x.dedupe_key, x.dedupe_for_ms, x.trace) > 0) as extras,
+        coalesce(x.priority, 0) as priority, x.gates, array_agg(x.ordinal::int) as ordinals,
+        bool_or(num_nonnulls(x.delay_ms, x.run_at, x.max_attempts, x.timeout_ms, x.dedupe_key, x.dedupe_for_ms, x.trace, x.tokens) > 0) as extras,
         bool_or(x.dedupe_key is not null) as keyed
       from rows from (jsonb_to_recordset(jobs) as (kind text, queue text, tenant text, priority int, delay_ms float8,
-             run_at timestamptz, max_attempts int, timeout_ms float8, dedupe_key text, dedupe_for_ms float8, trace jsonb))
+             run_at timestamptz, max_attempts int, timeout_ms float8, dedupe_key text, dedupe_for_ms float8, trace jsonb, gates text[],
+             tokens int))
         with ordinality x(kind, queue, tenant, priority, delay_ms, run_at, max_attempts, timeout_ms, dedupe_key,
-          dedupe_for_ms, trace, ordinal)
-      group by coalesce(x.queue, 'default'), coalesce(x.tenant, 'default'), x.kind, coalesce(x.priority, 0)
-      order by 1, 2, 3, 4
+          dedupe_for_ms, trace, gates, tokens, ordinal)
+      group by coalesce(x.queue, 'default'), coalesce(x.tenant, 'default'), x.kind, coalesce(x.priority, 0), x.gates
+      order by 1, 2, 3, 4, 5
     loop
       queues := queues || r.queue;
       tenants := tenants || r.tenant;
       kinds := kinds || r.kind;
       priorities := priorities || r.priority;
+      gates := gates || case when r.gates is not null then posthouse.check_gates(r.gates)::text end;
       dues := dues || '-infinity'::timestamptz;
       keyed := keyed or r.keyed;
       plain := plain and not r.extras;
@@ -2645,7 +3722,7 @@ begin
     doubtful := exists (
       select from jsonb_array_elements(jobs) j
       where j - array['kind', 'payload', 'queue', 'tenant', 'priority', 'delay_ms', 'run_at', 'max_attempts', 'timeout_ms',
-        'dedupe_key', 'dedupe_for_ms', 'trace'] <> '{}');
+        'dedupe_key', 'dedupe_for_ms', 'trace', 'gates', 'tokens'] <> '{}');
   end if;
   if doubtful then
     perform posthouse.check_jobs(jobs);
@@ -2686,6 +3763,9 @@ begin
   for update skip locked;
   if j.id is null then
     return false;
+  end if;
+  if j.reserved is not null then
+    perform posthouse.free_gates(j.lane_id);
   end if;
   if j.cancel_asked then
     perform posthouse.archive_job(j, 'cancelled', null, null);
@@ -2731,6 +3811,244 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.take_gated(worker uuid, lanes bigint[], quotas integer[], max_jobs integer, due timestamp with time zone, wait boolean, OUT jobs posthouse.job[], OUT blocked bigint[], OUT blockers bigint[], OUT members text[], OUT untils timestamp with time zone[], OUT held boolean)
+ RETURNS record
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
+AS $function$
+declare
+  n int := cardinality(lanes);
+  step int := greatest(16, least(2 * max_jobs, 256));
+  at int := 1;
+  part record;
+begin
+  jobs := '{}'; blocked := '{}'; blockers := '{}'; members := '{}'; untils := '{}'; held := false;
+  -- In pieces, since the first lanes may do.
+  while at <= n and cardinality(jobs) < max_jobs loop
+    select * into part from posthouse.take_gated_part(worker, lanes[at:at + step - 1], quotas[at:at + step - 1],
+      max_jobs - cardinality(jobs), due, take_gated.wait and not held);
+    held := held or part.held;
+    jobs := jobs || part.jobs;
+    blocked := blocked || part.blocked;
+    blockers := blockers || part.blockers;
+    members := members || part.members;
+    untils := untils || part.untils;
+    at := at + step;
+  end loop;
+  if jobs = '{}' then
+    jobs := null;
+  end if;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.take_gated_part(worker uuid, lanes bigint[], quotas integer[], max_jobs integer, due timestamp with time zone, wait boolean, OUT jobs posthouse.job[], OUT blocked bigint[], OUT blockers bigint[], OUT members text[], OUT untils timestamp with time zone[], OUT held boolean)
+ RETURNS record
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET enable_hashjoin TO 'off'
+ SET enable_mergejoin TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
+AS $function$
+declare
+  n int := cardinality(lanes);
+  places int[];                       -- pairs of a lane and a gate, by lane
+  insts int[];
+  gate_ids bigint[];
+  whose text[];                       -- members of those gates
+  starts int[];                       -- where the pairs of a lane begin, and end
+  stops int[];
+  look record;
+  busy int[];                         -- gates that other claims hold
+  rooms int[];
+  ahead float8[];                     -- of gates that weigh tokens: see posthouse.gate_room
+  sums bigint[];
+  weighed boolean[];                  -- lanes
+  spent int[];                        -- lanes whose jobs fail, by the gate whose budget is spent
+  over boolean[];                     -- lanes that have no more to give
+  gave int[] := array_fill(0, array[n]);
+  limits int[];
+  total int;
+  room int;
+  now_at timestamptz;
+  found record;
+  j posthouse.job;
+  place int;
+  weight bigint;
+  heavy bigint;                       -- the least limit that a job is too large for
+  accepted boolean;
+  ids bigint[] := '{}';
+  fences int[] := '{}';
+  their_places int[] := '{}';
+  weights bigint[] := '{}';
+  insteads text[];                    -- models to use, of lanes with a budget that is spent
+begin
+  jobs := '{}'; blocked := '{}'; blockers := '{}'; members := '{}'; untils := '{}'; held := false;
+  if exists (select from posthouse.gate g where g.when_spent like 'model:%') then
+    insteads := posthouse.models_instead(lanes);
+  end if;
+  select array_agg(x.place order by x.place, x.inst), array_agg(x.inst order by x.place, x.inst) into places, insts
+  from (select g.place, dense_rank() over (order by g.gate_id, g.member)::int as inst from posthouse.gates_of(lanes, insteads) g) x;
+  if places is null then
+    jobs := coalesce(posthouse.take_jobs(worker, lanes, quotas, max_jobs, due), '{}');
+    return;
+  end if;
+  select array_agg(x.gate_id order by x.gate_id, x.member), array_agg(x.member order by x.gate_id, x.member) into gate_ids, whose
+  from (select distinct g.gate_id, g.member from posthouse.gates_of(lanes, insteads) g) x;
+  starts := array_fill(1, array[n]);
+  stops := array_fill(0, array[n]);
+  for p in 1 .. cardinality(places) loop
+    if stops[places[p]] = 0 then
+      starts[places[p]] := p;
+    end if;
+    stops[places[p]] := p;
+  end loop;
+  over := array_fill(false, array[n]);
+  weighed := over;
+  spent := array_fill(null::int, array[n]);
+  held := true;
+  busy := posthouse.hold_counts(gate_ids, whose, take_gated_part.wait);
+  now_at := clock_timestamp();
+  select * into look from posthouse.look_at_gates(gate_ids, whose, least(max_jobs, (select sum(q) from unnest(quotas) q)::int), now_at);
+  rooms := look.rooms;
+  for p in 1 .. cardinality(places) loop
+    if insts[p] = any(busy) then
+      over[places[p]] := true;
+    elsif look.weighs[insts[p]] then
+      weighed[places[p]] := true;
+      ahead[insts[p]] := greatest(coalesce(extract(epoch from (look.states[insts[p]]).tokens_at - now_at), 0), 0);
+      sums[insts[p]] := posthouse.sum_since((look.states[insts[p]]).seconds, (look.states[insts[p]]).tokens,
+        floor(extract(epoch from now_at))::bigint - 61);
+    end if;
+    if look.spent[insts[p]] and (look.gates[insts[p]]).when_spent = 'fail' then
+      spent[places[p]] := insts[p];
+    end if;
+  end loop;
+  loop
+    -- How many each lane may give, in their order.
+    limits := array_fill(0, array[n]);
+    total := 0;
+    for i in 1 .. n loop
+      exit when cardinality(ids) + total >= max_jobs;
+      continue when over[i];
+      room := least(quotas[i] - gave[i], max_jobs - cardinality(ids) - total);
+      for p in starts[i] .. stops[i] loop
+        room := least(room, rooms[insts[p]]);
+      end loop;
+      continue when room <= 0;
+      for p in starts[i] .. stops[i] loop
+        rooms[insts[p]] := rooms[insts[p]] - room;
+      end loop;
+      limits[i] := room;
+      total := total + room;
+    end loop;
+    exit when total = 0;
+    select array_agg(t.whole) as jobs, array_agg(t.position) as places into found
+    from (
+      select x.whole, v.position::int as position
+      from unnest(lanes, limits) with ordinality v(lane_id, quota, position)
+      cross join lateral (
+        select x as whole from posthouse.job x
+        where x.lane_id = v.lane_id and x.state = 'queued' and x.run_at <= due
+          and x.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = v.lane_id
+                                    order by f.floor_at desc limit 1), '-infinity')
+        order by x.lane_id, x.run_at, x.id limit v.quota for update of x skip locked) x
+      where v.quota > 0) t;
+    for i in 1 .. coalesce(cardinality(found.jobs), 0) loop
+      j := found.jobs[i];
+      place := found.places[i];
+      weight := 0;
+      accepted := not over[place];
+      if accepted and weighed[place] then
+        weight := coalesce(j.tokens, (select posthouse.estimate_tokens(x.payload,
+          (select k.max_output_tokens from posthouse.kind k join posthouse.lane l on l.kind = k.name where l.id = j.lane_id))
+          from posthouse.payload x where x.id = j.id), 1000);
+        heavy := null;
+        for p in starts[place] .. stops[place] loop
+          if look.weighs[insts[p]] then
+            heavy := least(heavy, case when weight > (look.gates[insts[p]]).tokens_per_minute then (look.gates[insts[p]]).tokens_per_minute end);
+            accepted := accepted and ahead[insts[p]] <= 1 and sums[insts[p]] <= (look.gates[insts[p]]).tokens_per_minute;
+          end if;
+        end loop;
+        if heavy is not null then
+          j.fence := j.fence + 1;
+          perform posthouse.bury_job(j, 'too_large', format('it needs %s tokens, and a gate lets through %s a minute', weight, heavy), null, null);
+          limits[place] := limits[place] - 1;
+          for p in starts[place] .. stops[place] loop
+            rooms[insts[p]] := rooms[insts[p]] + 1;
+          end loop;
+          continue;
+        elsif not accepted then
+          over[place] := true;
+        else
+          for p in starts[place] .. stops[place] loop
+            if look.weighs[insts[p]] then
+              ahead[insts[p]] := ahead[insts[p]] + weight * 60.0 / (look.gates[insts[p]]).tokens_per_minute;
+              sums[insts[p]] := sums[insts[p]] + weight;
+            end if;
+          end loop;
+        end if;
+      end if;
+      if accepted and spent[place] is not null then
+        j.fence := j.fence + 1;
+        perform posthouse.bury_job(j, 'budget', format('the budget of gate %s is spent', (look.gates[spent[place]]).name), null, null);
+        accepted := false;
+      end if;
+      if accepted then
+        limits[place] := limits[place] - 1;
+        gave[place] := gave[place] + 1;
+        ids := ids || j.id;
+        fences := fences || j.fence + 1;
+        their_places := their_places || place;
+        weights := weights || weight;
+        j.instead := insteads[place];
+        jobs := jobs || j;
+      end if;
+    end loop;
+    -- Whoever gave less than it might has no more; its room is for others.
+    for i in 1 .. n loop
+      continue when limits[i] <= 0;
+      over[i] := true;
+      for p in starts[i] .. stops[i] loop
+        rooms[insts[p]] := rooms[insts[p]] + limits[i];
+      end loop;
+    end loop;
+  end loop;
+  for i in 1 .. n loop
+    continue when gave[i] > 0;
+    for p in starts[i] .. stops[i] loop
+      if look.rooms[insts[p]] <= 0 and not over[i] then
+        blocked := blocked || lanes[i];
+        blockers := blockers || gate_ids[insts[p]];
+        members := members || whose[insts[p]];
+        untils := untils || look.untils[insts[p]];
+        exit;
+      end if;
+    end loop;
+  end loop;
+  if ids = '{}' then
+    return;
+  end if;
+  update posthouse.job x set state = 'running', fence = x.fence + 1, attempt = x.attempt + 1, worker = take_gated_part.worker,
+    started_at = now_at, first_started_at = coalesce(x.first_started_at, now_at), progress = null, reserved = u.reserved, instead = u.instead
+  from (select a.id, insteads[a.place] as instead, case when stops[a.place] > 0 then least(a.weight, 2147483647)::int end as reserved
+        from unnest(ids, weights, their_places) a(id, weight, place)) u
+  where x.id = u.id;
+  perform posthouse.book_gates(look.gates, look.states, places, insts, ids, fences, their_places, weights, now_at);
+  for i in 1 .. cardinality(ids) loop
+    for p in starts[their_places[i]] .. stops[their_places[i]] loop
+      if look.probes[insts[p]] then
+        update posthouse.gate g set probe_until = now_at + interval '1 minute', probe_job = ids[i] where g.id = gate_ids[insts[p]];
+      end if;
+    end loop;
+  end loop;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.take_jobs(worker uuid, lanes bigint[], quotas integer[], max_jobs integer, due timestamp with time zone)
  RETURNS posthouse.job[]
  LANGUAGE plpgsql
@@ -2759,7 +4077,8 @@ begin
     limit max_jobs) t;
   if ids is not null then
     update posthouse.job j set state = 'running', fence = j.fence + 1, attempt = j.attempt + 1, worker = take_jobs.worker,
-      started_at = clock_timestamp(), first_started_at = coalesce(j.first_started_at, clock_timestamp()), progress = null
+      started_at = clock_timestamp(), first_started_at = coalesce(j.first_started_at, clock_timestamp()), progress = null,
+      reserved = null, instead = null
     where j.id = any(ids);
   end if;
   return jobs;
@@ -2949,18 +4268,84 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.true_up(jobs posthouse.job[], usages jsonb[], called boolean[], lanes bigint[], insteads text[], gate_ids bigint[], members text[])
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
+AS $function$
+declare
+  now_at timestamptz;
+  look record;
+  g posthouse.gate;
+  s posthouse.gate_state;
+  d record;
+  changed boolean;
+begin
+  -- The usual case of a gate that counts requests only: each made the one that it had reserved.
+  if not exists (
+    select from unnest(usages, called) u(usage, called)
+    cross join lateral posthouse.usage_numbers(u.usage) n
+    where not u.called or n.requests <> 1 or n.tokens is not null or n.cost > 0) then
+    return;
+  end if;
+  perform posthouse.hold_counts(gate_ids, members, true);
+  now_at := clock_timestamp();
+  select * into look from posthouse.look_at_gates(gate_ids, members, 0, now_at);
+  for i in 1 .. cardinality(gate_ids) loop
+    g := look.gates[i];
+    s := look.states[i];
+    changed := false;
+    for d in
+      select date_trunc('second', u.started_at) as at, sum(case when u.called then coalesce(n.requests, 1) - 1 else -1 end)::int as requests,
+        sum(case when u.called then coalesce(n.tokens, u.reserved) - u.reserved else -u.reserved end)::bigint as tokens, sum(n.cost) as cost
+      from (select (jobs[o]).lane_id, (jobs[o]).started_at, (jobs[o]).reserved, (jobs[o]).instead, usages[o] as usage, called[o] as called
+            from generate_subscripts(jobs, 1) o) u
+      cross join lateral posthouse.usage_numbers(u.usage) n
+      where exists (
+        select from posthouse.gates_of(lanes, insteads) x
+        where x.gate_id = g.id and x.member = members[i] and lanes[x.place] = u.lane_id and insteads[x.place] is not distinct from u.instead)
+      group by date_trunc('second', u.started_at)
+    loop
+      if (g.requests_per_minute is not null and d.requests <> 0) or (g.tokens_per_minute is not null and d.tokens <> 0) then
+        s := posthouse.counted(g, s, '{}', '{}', d.requests, d.tokens, d.at, now_at);
+        changed := true;
+        if d.tokens < 0 or d.requests < 0 then
+          perform posthouse.notify_queue('*');
+        end if;
+      end if;
+      if d.cost > 0 and (g.money_per_day is not null or g.money_per_month is not null) then
+        s := posthouse.with_spent(g, s, d.cost, now_at);
+        changed := true;
+      end if;
+    end loop;
+    if changed then
+      s.gate_id := g.id;
+      s.member := members[i];
+      s.seq := coalesce((look.states[i]).seq, 0) + 1;
+      insert into posthouse.gate_state select s.*;
+    end if;
+  end loop;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.unserved_kinds(queue text, tenant text)
  RETURNS text[]
- LANGUAGE sql
+ LANGUAGE plpgsql
  STABLE
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
-  select coalesce(array_agg(distinct l.kind), '{}') from posthouse.lane l
-  where l.queue = unserved_kinds.queue and l.tenant = unserved_kinds.tenant
-    and exists (select from posthouse.job j where j.lane_id = l.id and j.state = 'queued' and j.run_at <= clock_timestamp())
-    and not exists (select from posthouse.worker w where w.dead_at is null and posthouse.lease_end(w) > clock_timestamp()
-                    and l.queue = any(w.queues) and l.kind = any(w.kinds))
-$function$
+begin
+  return (
+    select coalesce(array_agg(distinct l.kind), '{}') from posthouse.lane l
+    where l.queue = unserved_kinds.queue and l.tenant = unserved_kinds.tenant
+      and (session_user = current_user or posthouse.sees_all() or l.tenant = posthouse.own_tenant())
+      and exists (select from posthouse.job j where j.lane_id = l.id and j.state = 'queued' and j.run_at <= clock_timestamp())
+      and not exists (select from posthouse.worker w where w.dead_at is null and posthouse.lease_end(w) > clock_timestamp()
+                      and l.queue = any(w.queues) and l.kind = any(w.kinds)));
+end $function$
 ;
 
 CREATE OR REPLACE FUNCTION posthouse.usage_figures(usages jsonb[])
@@ -3026,6 +4411,56 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.wake_blocked(gate_id bigint, member text, most integer)
+ RETURNS integer
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
+AS $function$
+declare
+  woken int;
+begin
+  -- Whoever puts a lane to sleep holds this lock alone, and has looked at the gate after he had it: see posthouse.block_lane.
+  perform pg_advisory_xact_lock_shared(1346912003, (gate_id % 128)::int);
+  if not exists (select from posthouse.lane l where l.blocked_by = wake_blocked.gate_id) then
+    return 0;
+  end if;
+  update posthouse.lane l set ready_at = least(l.ready_at, clock_timestamp()), blocked_by = null, naps = posthouse.naps(l),
+    awake_until = clock_timestamp() + interval '10 seconds' * 8 ^ posthouse.naps(l)
+  where l.id = any(array(
+    select x.id from posthouse.lane x
+    where x.blocked_by = wake_blocked.gate_id
+      and (coalesce(member, '') = '' or member in (x.tenant, x.queue) or 'model:' || member = any(x.gates)
+           or exists (select from posthouse.kind k where k.name = x.kind and 'model:' || member = any(k.gates)))
+    order by x.blocked_by, x.ready_at limit most for no key update skip locked));
+  get diagnostics woken = row_count;
+  if woken > 0 then
+    perform posthouse.notify_queue('*');
+  end if;
+  return woken;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.wake_endpoint(opened bigint)
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  opened_name text := (select g.name from posthouse.gate g where g.id = opened);
+begin
+  perform posthouse.wake_blocked(opened, null, 1000000);
+  perform posthouse.wake_blocked(g.id, null, 1000000)
+  from posthouse.gate g
+  where g.id <> opened and g.name in (
+    select 'endpoint:' || e from posthouse.route r cross join lateral unnest(r.endpoints) e
+    where opened_name = any(array(select 'endpoint:' || x from unnest(r.endpoints) x)));
+  perform posthouse.notify_queue('*');
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.wake_lane(lane_id bigint, due timestamp with time zone)
  RETURNS bigint
  LANGUAGE plpgsql
@@ -3044,7 +4479,8 @@ begin
     -- An old snapshot does not show whether the lane fell asleep since: the lock does (or fails with 40001).
     select * into l from posthouse.lane where lane.id = lane_id for share skip locked;
   end if;
-  if l.ready_at <= due then
+  -- What a gate holds back is woken when that opens.
+  if l.ready_at <= due or l.blocked_by is not null then
     return lane_id;
   end if;
   if l.id is null then
@@ -3057,7 +4493,7 @@ begin
     awake_until = greatest(clock_timestamp(), due) + interval '10 seconds' * 8 ^ posthouse.naps(lane)
   where lane.id = (
     select x.id from posthouse.lane x
-    where x.queue = l.queue and x.tenant = l.tenant and x.kind = l.kind and x.priority = l.priority
+    where x.queue = l.queue and x.tenant = l.tenant and x.kind = l.kind and x.priority = l.priority and x.gates = l.gates
     order by x.id <> lane_id, x.id limit 1 for no key update skip locked)
   returning lane.id into woken;
   if found then
@@ -3066,8 +4502,8 @@ begin
     end if;
     return woken;
   end if;
-  insert into posthouse.lane (queue, priority, tenant, kind, ready_at, awake_until)
-  values (l.queue, l.priority, l.tenant, l.kind, due, greatest(clock_timestamp(), due) + interval '10 seconds')
+  insert into posthouse.lane (queue, priority, tenant, kind, gates, ready_at, awake_until)
+  values (l.queue, l.priority, l.tenant, l.kind, l.gates, due, greatest(clock_timestamp(), due) + interval '10 seconds')
   returning lane.id into lane_id;
   perform posthouse.hold_lane(lane_id);
   return lane_id;
@@ -3170,6 +4606,37 @@ AS $function$
 $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.with_spent(g posthouse.gate, s posthouse.gate_state, cost numeric, now_at timestamp with time zone)
+ RETURNS posthouse.gate_state
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  today date := now_at at time zone 'UTC';
+  this_month date := date_trunc('month', now_at at time zone 'UTC');
+  before_day numeric := case when s.day = today then s.spent_day else 0 end;
+  before_month numeric := case when s.month = this_month then s.spent_month else 0 end;
+  share numeric;
+  whose text := g.name || case when s.member <> '' then format(' (%s)', s.member) else '' end;
+begin
+  s.day := today;
+  s.month := this_month;
+  s.spent_day := before_day + cost;
+  s.spent_month := before_month + cost;
+  foreach share in array array[g.warn_at, 1] loop
+    if before_day < share * g.money_per_day and s.spent_day >= share * g.money_per_day then
+      perform posthouse.raise_alert('budget', whose, format('%s has spent %s of %s for today', whose, s.spent_day, g.money_per_day),
+        jsonb_build_object('gate', g.name, 'member', s.member, 'spent', s.spent_day, 'limit', g.money_per_day, 'period', 'day'));
+    end if;
+    if before_month < share * g.money_per_month and s.spent_month >= share * g.money_per_month then
+      perform posthouse.raise_alert('budget', whose, format('%s has spent %s of %s for this month', whose, s.spent_month, g.money_per_month),
+        jsonb_build_object('gate', g.name, 'member', s.member, 'spent', s.spent_month, 'limit', g.money_per_month, 'period', 'month'));
+    end if;
+  end loop;
+  return s;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.worker_beats()
  RETURNS TABLE(worker uuid, beat_at timestamp with time zone, lease_ms bigint, expired boolean)
  LANGUAGE sql
@@ -3200,6 +4667,62 @@ create view posthouse.alerts as
     a.told_at,
     a.resolved_at
    FROM posthouse.alert a;
+
+create view posthouse.gates as
+ SELECT g.name,
+    NULLIF(s.member, ''::text) AS member,
+    g.max_running,
+    g.requests_per_minute,
+    g.tokens_per_minute,
+    g.money_per_day,
+    g.money_per_month,
+    g.when_spent,
+    g.warn_at,
+        CASE
+            WHEN g.closed_until > clock_timestamp() OR (g.closed_by = ANY (ARRAY['provider'::text, 'breaker'::text])) THEN g.closed_until
+            ELSE NULL::timestamp with time zone
+        END AS closed_until,
+        CASE
+            WHEN g.closed_until > clock_timestamp() OR (g.closed_by = ANY (ARRAY['provider'::text, 'breaker'::text])) THEN g.closed_by
+            ELSE NULL::text
+        END AS closed_by,
+        CASE
+            WHEN g.closed_until > clock_timestamp() OR (g.closed_by = ANY (ARRAY['provider'::text, 'breaker'::text])) THEN g.closed_reason
+            ELSE NULL::text
+        END AS closed_reason,
+        CASE
+            WHEN g.max_running IS NOT NULL THEN ( SELECT count(*) AS count
+               FROM UNNEST(s.job_ids, s.fences) u(id, fence)
+                 JOIN posthouse.job j ON j.id = u.id AND j.fence = u.fence AND j.state = 'running'::posthouse.job_state)
+            ELSE NULL::bigint
+        END AS running,
+    posthouse.sum_since(s.seconds, s.requests::bigint[], floor(EXTRACT(epoch FROM clock_timestamp()))::bigint - 60) AS requests_last_minute,
+    posthouse.sum_since(s.seconds, s.tokens, floor(EXTRACT(epoch FROM clock_timestamp()))::bigint - 60) AS tokens_last_minute,
+        CASE
+            WHEN s.day = (clock_timestamp() AT TIME ZONE 'UTC'::text)::date THEN s.spent_day
+            ELSE 0::numeric
+        END AS spent_today,
+        CASE
+            WHEN s.month = date_trunc('month'::text, (clock_timestamp() AT TIME ZONE 'UTC'::text))::date THEN s.spent_month
+            ELSE 0::numeric
+        END AS spent_this_month
+   FROM posthouse.gate g
+     LEFT JOIN ( SELECT DISTINCT ON (x.gate_id, x.member) x.gate_id,
+            x.member,
+            x.seq,
+            x.job_ids,
+            x.fences,
+            x.seconds,
+            x.requests,
+            x.tokens,
+            x.requests_at,
+            x.tokens_at,
+            x.month,
+            x.day,
+            x.spent_day,
+            x.spent_month
+           FROM posthouse.gate_state x
+          ORDER BY x.gate_id, x.member, x.seq DESC) s ON s.gate_id = g.id;
 
 create view posthouse.jobs as
  SELECT j.id,
@@ -3383,6 +4906,11 @@ create view posthouse.queues as
          SELECT q_1.name
            FROM posthouse.queue q_1) n
      LEFT JOIN posthouse.queue q ON q.name = n.name;
+
+create view posthouse.tenants as
+ SELECT t.name AS tenant,
+    t.weight
+   FROM posthouse.tenant t;
 
 create view posthouse.usage_by_day as
  SELECT u.day,

@@ -64,3 +64,26 @@ create or replace view posthouse.workers as
     w.started_at, w.beat_at, posthouse.lease_end(w) as expires_at, w.lease_ms, w.dead_at,
     (select count(*) from posthouse.running_jobs(w.id, w.oldest_seq)) as running
   from posthouse.worker w;
+
+-- Every gate, and for one that holds for each tenant, queue or model each that passed it lately: what is set, whether it is closed, and
+-- how much has passed. `running` counts jobs under live attempts; null where the gate does not count it.
+create or replace view posthouse.gates as
+  select g.name, nullif(s.member, '') as member, g.max_running, g.requests_per_minute, g.tokens_per_minute, g.money_per_day,
+    g.money_per_month, g.when_spent, g.warn_at,
+    case when g.closed_until > clock_timestamp() or g.closed_by in ('provider', 'breaker') then g.closed_until end as closed_until,
+    case when g.closed_until > clock_timestamp() or g.closed_by in ('provider', 'breaker') then g.closed_by end as closed_by,
+    case when g.closed_until > clock_timestamp() or g.closed_by in ('provider', 'breaker') then g.closed_reason end as closed_reason,
+    case when g.max_running is not null then (
+      select count(*) from unnest(s.job_ids, s.fences) u(id, fence) join posthouse.job j on j.id = u.id and j.fence = u.fence and j.state = 'running')
+    end as running,
+    posthouse.sum_since(s.seconds, s.requests::bigint[], floor(extract(epoch from clock_timestamp()))::bigint - 60) as requests_last_minute,
+    posthouse.sum_since(s.seconds, s.tokens, floor(extract(epoch from clock_timestamp()))::bigint - 60) as tokens_last_minute,
+    case when s.day = (clock_timestamp() at time zone 'UTC')::date then s.spent_day else 0 end as spent_today,
+    case when s.month = date_trunc('month', clock_timestamp() at time zone 'UTC')::date then s.spent_month else 0 end as spent_this_month
+  from posthouse.gate g
+  left join (
+    select distinct on (x.gate_id, x.member) x.* from posthouse.gate_state x order by x.gate_id, x.member, x.seq desc) s on s.gate_id = g.id;
+
+-- Tenants whose weight was set.
+create or replace view posthouse.tenants as
+  select t.name as tenant, t.weight from posthouse.tenant t;

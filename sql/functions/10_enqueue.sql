@@ -60,7 +60,8 @@ end $$;
 
 -- Raise PH001 for what cannot be enqueued; the answer is nothing.
 create or replace function posthouse.check_job(kind text, payload jsonb, queue text, tenant text, priority int,
-  delay interval, run_at timestamptz, max_attempts int, timeout interval, dedupe_key text, dedupe_for interval, trace jsonb)
+  delay interval, run_at timestamptz, max_attempts int, timeout interval, dedupe_key text, dedupe_for interval, trace jsonb, gates text[],
+  tokens int)
 returns void
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
@@ -90,12 +91,56 @@ begin
   if complaint is not null then
     raise exception using errcode = 'PH001', message = complaint;
   end if;
+  perform posthouse.check_gates(gates);
+  if tokens is not null then
+    perform posthouse.check_tokens(kind, queue, tenant, gates, tokens);
+  end if;
   if dedupe_key is not null then
     if dedupe_key = '' or octet_length(dedupe_key) > 512 then
       raise exception using errcode = 'PH001',
         message = format('dedupe_key: %s bytes long, 1 to 512 are allowed; pass a hash of a longer one', octet_length(dedupe_key));
     end if;
   end if;
+end $$;
+
+-- Raise PH001 where a job needs more tokens than one of its gates lets through in a minute: it would wait for ever.
+create or replace function posthouse.check_tokens(kind text, queue text, tenant text, gates text[], tokens int) returns void
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  g record;
+begin
+  if (tokens between 1 and 1000000000) is not true then
+    raise exception using errcode = 'PH001', message = format('tokens: %s is not between 1 and 1000000000', coalesce(tokens::text, 'null'));
+  end if;
+  select x.name, x.tokens_per_minute into g
+  from unnest(array['queue:' || queue, 'tenant:' || tenant] || gates
+    || (select k.gates from posthouse.kind k where k.name = check_tokens.kind)) n(name)
+  cross join lateral posthouse.gates_named(n.name) f
+  join posthouse.gate x on x.id = f.id
+  where x.tokens_per_minute < tokens limit 1;
+  if g.name is not null then
+    raise exception using errcode = 'PH001',
+      message = format('tokens: %s is more than gate %s lets through in a minute (%s)', tokens, quote_literal(g.name), g.tokens_per_minute),
+      hint = 'Raise the gate''s limit, or split the job.';
+  end if;
+end $$;
+
+-- The gates that a job asks for: those that are named, and for a chat completion that of its model.
+create or replace function posthouse.asked_gates(kind text, payload jsonb, gates text[]) returns text[]
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  model text := case when kind = 'llm.chat' and jsonb_typeof(payload) = 'object' and jsonb_typeof(payload -> 'model') = 'string'
+    then payload ->> 'model' end;
+begin
+  -- One that is no name is told to whoever runs it.
+  if octet_length(model) between 1 and 190 and model <> '*' and model !~ '[[:cntrl:]]' then
+    gates := gates || ('model:' || model);
+  end if;
+  return posthouse.check_gates(gates);
 end $$;
 
 -- Enqueue one job. `duplicate`: the dedupe key was held, `id` is the job that stands for it, nothing was enqueued.
@@ -111,7 +156,9 @@ create or replace function posthouse.enqueue(
   timeout interval default null,      -- of one attempt; default none
   dedupe_key text default null,       -- within the tenant and kind
   dedupe_for interval default null,   -- how long the key stands; default: until the job is final
-  trace jsonb default null)           -- W3C trace context: {"traceparent": …}
+  trace jsonb default null,           -- W3C trace context: {"traceparent": …}
+  gates text[] default '{}',          -- that it passes besides those of its queue, tenant and kind: model:NAME, or names of their own
+  tokens int default null)            -- that it is expected to use; default: estimated where a gate counts them
 returns table (id bigint, state text, duplicate boolean)
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -131,7 +178,12 @@ declare
   long_ago timestamptz := clock_timestamp() - interval '3 seconds';     -- see posthouse.notify_lanes
   longer_ago timestamptz := long_ago - interval '7 seconds';
   alone boolean := posthouse.is_alone();
+  asked text[] := case when enqueue.gates = '{}' and enqueue.kind is distinct from 'llm.chat' then '{}'
+    else posthouse.asked_gates(enqueue.kind, enqueue.payload, enqueue.gates) end;
 begin
+  if session_user <> current_user then
+    perform posthouse.check_enqueue(enqueue.tenant, enqueue.kind);
+  end if;
   new_id := nextval('posthouse.job_id_seq');
   select l.id, l.behind, exists (select from posthouse.id_range r where r.upper > new_id and r.lower <= new_id)
   into lane_id, behind, housed
@@ -145,12 +197,14 @@ begin
         order by j.lane_id desc, j.run_at desc, j.id desc limit 1) end as behind
     from posthouse.lane l
     where l.queue = enqueue.queue and l.tenant = enqueue.tenant and l.kind = enqueue.kind and l.priority = enqueue.priority
+      and l.gates = asked
     order by l.ready_at, l.id limit 1) l on true;
   -- The names of a lane were checked when it was made.
   if lane_id is null or num_nonnulls(enqueue.delay, enqueue.run_at, enqueue.max_attempts, enqueue.timeout, enqueue.dedupe_key,
-       enqueue.dedupe_for, enqueue.trace) > 0 or (pg_column_size(enqueue.payload) <= 33554432) is not true then
+       enqueue.dedupe_for, enqueue.trace, enqueue.tokens) > 0 or (pg_column_size(enqueue.payload) <= 33554432) is not true then
     perform posthouse.check_job(enqueue.kind, enqueue.payload, enqueue.queue, enqueue.tenant, enqueue.priority, enqueue.delay,
-      enqueue.run_at, enqueue.max_attempts, enqueue.timeout, enqueue.dedupe_key, enqueue.dedupe_for, enqueue.trace);
+      enqueue.run_at, enqueue.max_attempts, enqueue.timeout, enqueue.dedupe_key, enqueue.dedupe_for, enqueue.trace,
+      asked, enqueue.tokens);
     due := coalesce(enqueue.run_at, clock_timestamp() + greatest(enqueue.delay, interval '0'), '-infinity');
   end if;
   if not housed then
@@ -168,17 +222,17 @@ begin
   -- table is locked: see posthouse.advance_floors.
   if lane_id is not null and current_setting('transaction_isolation') = 'read committed'
      and pg_advisory_xact_lock_shared(1346912001, (lane_id % 128)::int) is not null then
-    insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, timeout_ms, keyed)
+    insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, timeout_ms, keyed, tokens)
     select new_id, l.id, greatest(due, clock_timestamp()), clock_timestamp(), coalesce(enqueue.max_attempts, 5),
-      extract(epoch from enqueue.timeout) * 1000, enqueue.dedupe_key is not null
-    from posthouse.lane l where l.id = lane_id and l.ready_at <= greatest(due, clock_timestamp());
+      extract(epoch from enqueue.timeout) * 1000, enqueue.dedupe_key is not null, enqueue.tokens
+    from posthouse.lane l where l.id = lane_id and (l.ready_at <= greatest(due, clock_timestamp()) or l.blocked_by is not null);
     queued := found;
   end if;
   if not queued then
-    lane_id := posthouse.lane_for(enqueue.queue, enqueue.priority, enqueue.tenant, enqueue.kind, greatest(due, clock_timestamp()));
-    insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, timeout_ms, keyed)
+    lane_id := posthouse.lane_for(enqueue.queue, enqueue.priority, enqueue.tenant, enqueue.kind, asked, greatest(due, clock_timestamp()));
+    insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, timeout_ms, keyed, tokens)
     values (new_id, lane_id, greatest(due, clock_timestamp()), clock_timestamp(), coalesce(enqueue.max_attempts, 5),
-      extract(epoch from enqueue.timeout) * 1000, enqueue.dedupe_key is not null);
+      extract(epoch from enqueue.timeout) * 1000, enqueue.dedupe_key is not null, enqueue.tokens);
   end if;
   if behind is not true and current_setting('posthouse.notify', true) is distinct from 'off' then
     perform pg_notify('posthouse_wake', enqueue.queue);
@@ -220,7 +274,17 @@ begin
   elsif n > 10000 then
     raise exception using errcode = 'PH001', message = format('jobs: %s in one call, at most 10000 are allowed', n);
   end if;
+  if jobs @> '[{"kind": "llm.chat"}]' then
+    -- Each passes the gate of its model.
+    select jsonb_agg(case when j.job ->> 'kind' = 'llm.chat' and jsonb_typeof(coalesce(j.job -> 'gates', '[]')) = 'array'
+        then j.job || jsonb_build_object('gates', posthouse.asked_gates('llm.chat', j.job -> 'payload', array(select jsonb_array_elements_text(j.job -> 'gates'))))
+        else j.job end order by j.place)
+    into jobs from jsonb_array_elements(jobs) with ordinality j(job, place);
+  end if;
   select s.* into seen from posthouse.survey(jobs, n) s;
+  if session_user <> current_user then
+    perform posthouse.check_enqueue(t, k) from unnest(seen.tenants, seen.kinds) x(t, k);
+  end if;
   select array_agg(nextval('posthouse.job_id_seq')) into ids from generate_series(1, n);
   if not exists (select from posthouse.id_range r where r.upper > ids[n] and r.lower <= ids[1]) then
     perform posthouse.make_partitions(ids[n]);
@@ -236,7 +300,7 @@ begin
   end if;
   for i in 1 .. cardinality(needed) loop
     lanes[i] := case when needed[i] then posthouse.lane_for(queues[i], seen.priorities[i], tenants[i], kinds[i],
-      greatest(seen.dues[i], clock_timestamp())) end;
+      coalesce(seen.gates[i]::text[], '{}'), greatest(seen.dues[i], clock_timestamp())) end;
   end loop;
   insert into posthouse.payload (id, payload, trace)
   select ids[x.ordinal], coalesce(x.payload, '{}'), x.trace
@@ -246,9 +310,9 @@ begin
     insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, keyed)
     select ids[o], lanes[seen.line_of[o]], clock_timestamp(), clock_timestamp(), 5, false from generate_series(1, n) o;
   else
-    insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, timeout_ms, keyed)
+    insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, timeout_ms, keyed, tokens)
     select ids[p.ordinal], lanes[seen.line_of[p.ordinal]], greatest(p.due, clock_timestamp()), clock_timestamp(), p.max_attempts,
-      extract(epoch from p.timeout) * 1000, p.dedupe_key is not null
+      extract(epoch from p.timeout) * 1000, p.dedupe_key is not null, p.tokens
     from posthouse.parse_jobs(jobs) p where holders[p.ordinal] = ids[p.ordinal];
   end if;
   perform posthouse.notify_lanes(lanes, queues);
@@ -261,7 +325,7 @@ end $$;
 -- What is in an array of jobs: the lanes they need, which job needs which, whether some have dedupe keys, and whether all are
 -- plain (nothing set but names, priority and payload). Raises PH001 for what cannot be enqueued.
 create or replace function posthouse.survey(jobs jsonb, n int, out queues text[], out tenants text[], out kinds text[],
-  out priorities int[], out dues timestamptz[], out line_of int[], out keyed boolean, out plain boolean)
+  out priorities int[], out gates text[], out dues timestamptz[], out line_of int[], out keyed boolean, out plain boolean)
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -278,20 +342,22 @@ begin
   begin
     for r in
       select coalesce(x.queue, 'default') as queue, coalesce(x.tenant, 'default') as tenant, x.kind,
-        coalesce(x.priority, 0) as priority, array_agg(x.ordinal::int) as ordinals,
-        bool_or(num_nonnulls(x.delay_ms, x.run_at, x.max_attempts, x.timeout_ms, x.dedupe_key, x.dedupe_for_ms, x.trace) > 0) as extras,
+        coalesce(x.priority, 0) as priority, x.gates, array_agg(x.ordinal::int) as ordinals,
+        bool_or(num_nonnulls(x.delay_ms, x.run_at, x.max_attempts, x.timeout_ms, x.dedupe_key, x.dedupe_for_ms, x.trace, x.tokens) > 0) as extras,
         bool_or(x.dedupe_key is not null) as keyed
       from rows from (jsonb_to_recordset(jobs) as (kind text, queue text, tenant text, priority int, delay_ms float8,
-             run_at timestamptz, max_attempts int, timeout_ms float8, dedupe_key text, dedupe_for_ms float8, trace jsonb))
+             run_at timestamptz, max_attempts int, timeout_ms float8, dedupe_key text, dedupe_for_ms float8, trace jsonb, gates text[],
+             tokens int))
         with ordinality x(kind, queue, tenant, priority, delay_ms, run_at, max_attempts, timeout_ms, dedupe_key,
-          dedupe_for_ms, trace, ordinal)
-      group by coalesce(x.queue, 'default'), coalesce(x.tenant, 'default'), x.kind, coalesce(x.priority, 0)
-      order by 1, 2, 3, 4
+          dedupe_for_ms, trace, gates, tokens, ordinal)
+      group by coalesce(x.queue, 'default'), coalesce(x.tenant, 'default'), x.kind, coalesce(x.priority, 0), x.gates
+      order by 1, 2, 3, 4, 5
     loop
       queues := queues || r.queue;
       tenants := tenants || r.tenant;
       kinds := kinds || r.kind;
       priorities := priorities || r.priority;
+      gates := gates || case when r.gates is not null then posthouse.check_gates(r.gates)::text end;
       dues := dues || '-infinity'::timestamptz;
       keyed := keyed or r.keyed;
       plain := plain and not r.extras;
@@ -312,7 +378,7 @@ begin
     doubtful := exists (
       select from jsonb_array_elements(jobs) j
       where j - array['kind', 'payload', 'queue', 'tenant', 'priority', 'delay_ms', 'run_at', 'max_attempts', 'timeout_ms',
-        'dedupe_key', 'dedupe_for_ms', 'trace'] <> '{}');
+        'dedupe_key', 'dedupe_for_ms', 'trace', 'gates', 'tokens'] <> '{}');
   end if;
   if doubtful then
     perform posthouse.check_jobs(jobs);
@@ -346,16 +412,18 @@ end $$;
 -- The jobs of an array as rows, defaults filled in.
 create or replace function posthouse.parse_jobs(jobs jsonb)
 returns table (ordinal int, kind text, payload jsonb, queue text, tenant text, priority int, delay interval,
-  run_at timestamptz, due timestamptz, max_attempts int, timeout interval, dedupe_key text, dedupe_for interval, trace jsonb)
+  run_at timestamptz, due timestamptz, max_attempts int, timeout interval, dedupe_key text, dedupe_for interval, trace jsonb,
+  gates text[], tokens int)
 language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
   select row_number() over ()::int, x.kind, coalesce(x.payload, '{}'), coalesce(x.queue, 'default'),
     coalesce(x.tenant, 'default'), coalesce(x.priority, 0), x.delay_ms * interval '1 millisecond', x.run_at,
     coalesce(x.run_at, clock_timestamp() + greatest(x.delay_ms, 0) * interval '1 millisecond', '-infinity'), coalesce(x.max_attempts, 5),
-    x.timeout_ms * interval '1 millisecond', x.dedupe_key, x.dedupe_for_ms * interval '1 millisecond', x.trace
+    x.timeout_ms * interval '1 millisecond', x.dedupe_key, x.dedupe_for_ms * interval '1 millisecond', x.trace,
+    coalesce(x.gates, '{}'), x.tokens
   from jsonb_to_recordset(jobs) x(kind text, payload jsonb, queue text, tenant text, priority int, delay_ms float8,
-    run_at timestamptz, max_attempts int, timeout_ms float8, dedupe_key text, dedupe_for_ms float8, trace jsonb)
+    run_at timestamptz, max_attempts int, timeout_ms float8, dedupe_key text, dedupe_for_ms float8, trace jsonb, gates text[], tokens int)
 $$;
 
 -- Raise PH001 with the ordinal of the first job in an array that cannot be enqueued.
@@ -372,19 +440,19 @@ begin
   -- The usual case: everything is fine. Most jobs of an array differ in payload and key only, so those are looked at by
   -- themselves, and the rest once for all that share it.
   perform posthouse.check_job(d.kind, '{}', d.queue, d.tenant, d.priority, d.delay, d.run_at, d.max_attempts, d.timeout,
-    d.dedupe_key, d.dedupe_for, null)
+    d.dedupe_key, d.dedupe_for, null, d.gates, d.tokens)
   from (select p.kind, p.queue, p.tenant, p.priority, p.delay, p.run_at, p.max_attempts, p.timeout, p.dedupe_for,
-          min(p.dedupe_key) as dedupe_key
+          min(p.dedupe_key) as dedupe_key, p.gates, max(p.tokens) as tokens
         from posthouse.parse_jobs(jobs) p
         group by p.kind, p.queue, p.tenant, p.priority, p.delay, p.run_at, p.max_attempts, p.timeout, p.dedupe_for,
-          p.dedupe_key is null) d;
+          p.dedupe_key is null, p.gates, p.tokens is null, p.tokens < 1) d;
   perform posthouse.check_job(p.kind, p.payload, p.queue, p.tenant, p.priority, p.delay, p.run_at, p.max_attempts, p.timeout,
-    p.dedupe_key, p.dedupe_for, p.trace)
+    p.dedupe_key, p.dedupe_for, p.trace, p.gates, null)
   from posthouse.parse_jobs(jobs) p
   where pg_column_size(p.payload) > 33554432 or p.dedupe_key = '' or octet_length(p.dedupe_key) > 512 or pg_column_size(p.trace) > 16384;
   select k into field from jsonb_array_elements(jobs) j cross join lateral jsonb_object_keys(j) k
   where k not in ('kind', 'payload', 'queue', 'tenant', 'priority', 'delay_ms', 'run_at', 'max_attempts', 'timeout_ms',
-    'dedupe_key', 'dedupe_for_ms', 'trace') limit 1;
+    'dedupe_key', 'dedupe_for_ms', 'trace', 'gates', 'tokens') limit 1;
   if field is not null then
     raise exception using errcode = 'PH001', message = format('unknown field %s', quote_ident(field));
   end if;
@@ -404,10 +472,10 @@ exception when others then
         end;
       end loop;
       perform posthouse.check_job(p.kind, p.payload, p.queue, p.tenant, p.priority, p.delay, p.run_at, p.max_attempts,
-        p.timeout, p.dedupe_key, p.dedupe_for, p.trace) from posthouse.parse_jobs(jsonb_build_array(job)) p;
+        p.timeout, p.dedupe_key, p.dedupe_for, p.trace, p.gates, p.tokens) from posthouse.parse_jobs(jsonb_build_array(job)) p;
       select k into field from jsonb_object_keys(job) k
       where k not in ('kind', 'payload', 'queue', 'tenant', 'priority', 'delay_ms', 'run_at', 'max_attempts', 'timeout_ms',
-        'dedupe_key', 'dedupe_for_ms', 'trace') limit 1;
+        'dedupe_key', 'dedupe_for_ms', 'trace', 'gates', 'tokens') limit 1;
       if found then
         raise exception using errcode = 'PH001', message = format('unknown field %s', quote_ident(field)),
           hint = 'Durations are in milliseconds: delay_ms, timeout_ms, dedupe_for_ms.';

@@ -117,7 +117,8 @@ begin
     limit max_jobs) t;
   if ids is not null then
     update posthouse.job j set state = 'running', fence = j.fence + 1, attempt = j.attempt + 1, worker = take_jobs.worker,
-      started_at = clock_timestamp(), first_started_at = coalesce(j.first_started_at, clock_timestamp()), progress = null
+      started_at = clock_timestamp(), first_started_at = coalesce(j.first_started_at, clock_timestamp()), progress = null,
+      reserved = null, instead = null
     where j.id = any(ids);
   end if;
   return jobs;
@@ -126,7 +127,7 @@ end $$;
 -- What a worker is told of the jobs of a claim, when it asks for them again.
 create or replace function posthouse.claimed_jobs(worker uuid, ids bigint[], fences int[])
 returns table (id bigint, fence bigint, attempt int, max_attempts int, kind text, queue text, tenant text, priority int,
-  payload jsonb, timeout_ms bigint, lane bigint, enqueued_at timestamptz, trace jsonb)
+  payload jsonb, timeout_ms bigint, lane bigint, enqueued_at timestamptz, trace jsonb, model text)
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -137,7 +138,7 @@ as $$
 begin
   return query
     select j.id, j.fence::bigint, j.attempt, j.max_attempts, l.kind, l.queue, l.tenant, l.priority, p.payload, j.timeout_ms, j.lane_id,
-      j.created_at, p.trace
+      j.created_at, p.trace, j.instead
     from unnest(ids, fences) with ordinality c(id, fence, ord)
     cross join lateral (select j.* from posthouse.job j where j.id = c.id offset 0) j
     cross join lateral (select l.* from posthouse.lane l where l.id = j.lane_id offset 0) l
@@ -149,10 +150,11 @@ end $$;
 -- Claim up to `max_jobs` due jobs of the worker's queues and kinds. `seq` numbers the worker's claims from 1: the same seq
 -- again answers with the same jobs, for when an answer got lost, until the mark of a heartbeat passes it (PH001).
 -- `after_lane` is the lane of the last job claimed before, so that tenants take turns. Jobs of a smaller priority number go
--- first; every tenth claim serves the lane with the oldest due job first, whatever its priority, so that nothing starves.
+-- first; every tenth claim serves the lane with the oldest due job first, whatever its priority, so that nothing starves. `model`: the
+-- one to use in place of the job's own, whose budget is spent; null: its own.
 create or replace function posthouse.claim(worker uuid, seq bigint, max_jobs int, after_lane bigint default 0)
 returns table (id bigint, fence bigint, attempt int, max_attempts int, kind text, queue text, tenant text, priority int,
-  payload jsonb, timeout_ms bigint, lane bigint, enqueued_at timestamptz, trace jsonb)
+  payload jsonb, timeout_ms bigint, lane bigint, enqueued_at timestamptz, trace jsonb, model text)
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -170,6 +172,12 @@ declare
   part int;
   level bigint := -3000000000;  -- below every int
   oldest bigint;
+  gated boolean;                      -- there are gates at all
+  wait boolean := true;               -- for gates that other claims hold: once, since they do so in one order
+  blocked bigint[] := '{}';           -- lanes that a gate holds back, and which, of whom, until when
+  blockers bigint[] := '{}';
+  members text[] := '{}';
+  untils timestamptz[] := '{}';
 begin
   perform posthouse.check_isolation();
   if (claim.max_jobs between 1 and 10000) is not true then
@@ -195,18 +203,32 @@ begin
       where c.worker = claim.worker and c.seq = claim.seq;
     return;
   end if;
+  -- Who changes gates waits for this claim, and this one for him.
+  perform pg_advisory_xact_lock_shared(1346912000, 4);
+  gated := exists (select from posthouse.gate);
   if claim.seq % 10 = 0 then
     oldest := posthouse.oldest_lane(w.queues, w.kinds, due);
-    if oldest is not null then
+    if oldest is not null and gated then
+      select * into took from posthouse.take_gated(claim.worker, array[oldest], array[greatest(1, max_jobs / 10)], max_jobs, due, wait);
+      jobs := jobs || took.jobs;
+      wait := not took.held;
+    elsif oldest is not null then
       jobs := jobs || posthouse.take_jobs(claim.worker, array[oldest], array[greatest(1, max_jobs / 10)], max_jobs, due);
     end if;
   end if;
   while cardinality(jobs) < max_jobs loop
     level := posthouse.next_priority(w.queues, w.kinds, level, due);
     exit when level is null;
-    select * into took from posthouse.claim_level(claim.worker, w.queues, w.kinds, level::int, max_jobs - cardinality(jobs), after_lane, due);
+    select * into took from posthouse.claim_level(claim.worker, w.queues, w.kinds, level::int, max_jobs - cardinality(jobs), after_lane, due, gated, wait);
     jobs := jobs || took.jobs;
     empty := empty || took.empty;
+    if gated then
+      wait := wait and not took.held;
+      blocked := blocked || took.blocked;
+      blockers := blockers || took.blockers;
+      members := members || took.members;
+      untils := untils || took.untils;
+    end if;
   end loop;
   if cardinality(jobs) > 0 then
     insert into posthouse.claimed (worker, seq, claimed_at, job_ids, fences)
@@ -217,6 +239,9 @@ begin
         hint = 'Ask again: the answer is what that session claimed.';
     end if;
   end if;
+  if blocked <> '{}' then
+    perform posthouse.block_lanes(blocked, blockers, members, untils);
+  end if;
   if empty <> '{}' then
     -- Others at every claim where there are more.
     part := ((claim.seq % cardinality(empty)) * 64) % cardinality(empty);
@@ -224,7 +249,7 @@ begin
   end if;
   return query
     select j.id, j.fence + 1::bigint, j.attempt + 1, j.max_attempts, l.kind, l.queue, l.tenant, l.priority, p.payload, j.timeout_ms,
-      j.lane_id, j.created_at, p.trace
+      j.lane_id, j.created_at, p.trace, j.instead
     from unnest(jobs) j
     cross join lateral (select l.* from posthouse.lane l where l.id = j.lane_id offset 0) l
     cross join lateral (select p.payload, p.trace from posthouse.payload p where p.id = j.id offset 0) p;
@@ -278,7 +303,8 @@ end $$;
 
 -- Claim from one priority: tenants take turns, each with the same share; what some leave goes to the others.
 create or replace function posthouse.claim_level(worker uuid, queues text[], kinds text[], priority int, max_jobs int,
-  after_lane bigint, due timestamptz, out jobs posthouse.job[], out empty bigint[])
+  after_lane bigint, due timestamptz, gated boolean, wait boolean, out jobs posthouse.job[], out empty bigint[], out blocked bigint[],
+  out blockers bigint[], out members text[], out untils timestamptz[], out held boolean)
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -293,6 +319,7 @@ declare
   heads int;                          -- different tenants
   narrowed boolean;                   -- some lanes wait, since older ones had the share of their tenant
   took posthouse.job[];
+  passed record;
   visited bigint[];
   visitors text[];                    -- their tenants
   gave bigint[];
@@ -302,6 +329,8 @@ declare
 begin
   jobs := '{}';
   empty := '{}';
+  held := false;
+  blocked := '{}'; blockers := '{}'; members := '{}'; untils := '{}';
   loop
     -- A window of at most 256 ready lanes: those behind the cursor, then those from the start up to the cursor.
     select array_agg(r.id), array_agg(r.tenant), max(r.part) into lanes, tenants, part
@@ -335,7 +364,17 @@ begin
         end if;
       end if;
       exit when lanes is null;
-      took := posthouse.take_jobs(worker, lanes, quotas, max_jobs - cardinality(jobs), due);
+      if gated then
+        select * into passed from posthouse.take_gated(worker, lanes, quotas, max_jobs - cardinality(jobs), due, wait and not held);
+        took := passed.jobs;
+        held := held or passed.held;
+        blocked := blocked || passed.blocked;
+        blockers := blockers || passed.blockers;
+        members := members || passed.members;
+        untils := untils || passed.untils;
+      else
+        took := posthouse.take_jobs(worker, lanes, quotas, max_jobs - cardinality(jobs), due);
+      end if;
       exit when took is null;
       jobs := jobs || took;
       gave := gave || array(select distinct j.lane_id from unnest(took) j);
@@ -352,10 +391,10 @@ begin
       join posthouse.lane l on l.id = g.lane_id;
       exit when lanes is null;
     end loop;
-    if gave = '{}' then
+    if gave = '{}' and blocked = '{}' then
       empty := empty || visited;
-    elsif cardinality(visited) > 1 then
-      empty := empty || array(select v from unnest(visited) v except select g from unnest(gave) g);
+    elsif cardinality(visited) > 1 or gave = '{}' then
+      empty := empty || array(select v from unnest(visited) v except select g from unnest(gave || blocked) g);
     end if;
     exit when cardinality(jobs) >= max_jobs or cardinality(visited) < 256;
     if part = 1 then
@@ -389,38 +428,51 @@ begin
                               order by f.floor_at desc limit 1), '-infinity')
   order by j.lane_id, j.run_at, j.id limit 1;
   if next_at is null or next_at > clock_timestamp() then
-    update posthouse.lane l set ready_at = coalesce(next_at, 'infinity')
+    update posthouse.lane l set ready_at = coalesce(next_at, 'infinity'), blocked_by = null
     where l.id = (select x.id from posthouse.lane x where x.id = lane_id for no key update skip locked);
   end if;
 end $$;
 
--- In how many milliseconds a claim of this worker may find something: 0 at once, null if nothing is known.
+-- In how many milliseconds a claim of this worker may find something: 0 at once, -1 when a job ends that holds a gate, null if
+-- nothing is known.
 create or replace function posthouse.next_due(worker uuid) returns bigint
-language plpgsql stable
+language plpgsql
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 as $$
-#variable_conflict use_column
+declare
+  gated boolean := exists (select from posthouse.gate);
+  first_at timestamptz;
+  held boolean;
 begin
-  return (
-    -- Not greatest(): that would make 0 of null.
-    select case when min(greatest(l.ready_at, j.run_at)) <= clock_timestamp() then 0
-      else ceil(extract(epoch from min(greatest(l.ready_at, j.run_at)) - clock_timestamp()) * 1000) end::bigint
-    from posthouse.worker w
-    cross join lateral unnest(w.queues) q(name)
-    cross join lateral (
-      select l.id, l.ready_at from posthouse.lane l
-      where l.queue = q.name and l.ready_at < 'infinity' and l.kind = any(w.kinds)
-      order by l.queue, l.priority, l.id limit 1000) l
-    cross join lateral (
-      select j.run_at from posthouse.job j
-      where j.lane_id = l.id and j.state = 'queued'
-        and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
-                                  order by f.floor_at desc limit 1), '-infinity')
-      order by j.lane_id, j.run_at, j.id limit 1) j
-    where w.id = next_due.worker);
+  -- Gates of the first 64 lanes with due jobs are looked at; what is behind them may find something at once.
+  select min(d.due_at) filter (where d.due_at < 'infinity'), coalesce(bool_or(d.due_at = 'infinity'), false) into first_at, held
+  from (
+    select case when gated and d.due_at <= clock_timestamp() and d.place <= 64 then greatest(d.due_at, posthouse.gates_open_at(d.lane_id))
+      else d.due_at end as due_at
+    from (
+      select l.id as lane_id, greatest(l.ready_at, j.run_at) as due_at,
+        row_number() over (order by greatest(l.ready_at, j.run_at)) as place
+      from posthouse.worker w
+      cross join lateral unnest(w.queues) q(name)
+      cross join lateral (
+        select l.id, l.ready_at from posthouse.lane l
+        where l.queue = q.name and l.ready_at < 'infinity' and l.kind = any(w.kinds)
+        order by l.queue, l.priority, l.id limit 1000) l
+      cross join lateral (
+        select j.run_at from posthouse.job j
+        where j.lane_id = l.id and j.state = 'queued'
+          and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
+                                    order by f.floor_at desc limit 1), '-infinity')
+        order by j.lane_id, j.run_at, j.id limit 1) j
+      where w.id = next_due.worker) d) d;
+  -- Not greatest(): that would make 0 of null.
+  return case
+    when first_at <= clock_timestamp() then 0
+    when held and coalesce(first_at, 'infinity') > clock_timestamp() + interval '1 second' then -1
+    else ceil(extract(epoch from first_at - clock_timestamp()) * 1000) end;
 end $$;
 
 -- Whether nothing is due, later or running in the worker's queues and kinds.

@@ -271,7 +271,8 @@ begin
       return 'failed';
     end if;
     delay := interval '1 millisecond' * least(greatest(posthouse.number_of(o -> 'delay_ms', 1000), 0), 3e11);
-    perform posthouse.requeue_job(j, clock_timestamp() + delay, false, true, o ->> 'reason');
+    -- One that a closed gate holds back keeps its place.
+    perform posthouse.requeue_job(j, clock_timestamp() + delay, o ? 'gate' and posthouse.is_held_back(j.lane_id), true, o ->> 'reason');
     return 'queued';
   elsif outcome = 'retry' and j.attempt < j.max_attempts then
     delay := case when jsonb_typeof(o -> 'delay_ms') = 'number'
@@ -367,6 +368,10 @@ declare
   o jsonb;
   d record;
   applied bigint[] := '{}';
+  gated posthouse.job[];              -- that passed gates
+  passed posthouse.job[] := '{}';     -- of these, those whose outcome was applied, with what they used
+  used jsonb[] := '{}';
+  called boolean[] := '{}';
 begin
   perform posthouse.check_isolation();
   if outcomes is null or json_typeof(outcomes) <> 'array' then
@@ -388,10 +393,25 @@ begin
       where x.ids is not null
       order by x.ids[1], x.fences[1] desc) x;
   end;
+  if exists (select from posthouse.gate) then
+    gated := posthouse.gated_jobs(settle.worker, d.ids || array(
+      select (e ->> 'id')::bigint from unnest(coalesce(list, array(select jsonb_array_elements(whole)))) e
+      where e ->> 'outcome' is distinct from 'done' and posthouse.is_attempt(e)));
+  end if;
   if d.ids is not null then
     applied := posthouse.settle_done(settle.worker, d.ids, d.fences, d.results, d.usages, d.flags);
+    if gated is not null then
+      select coalesce(array_agg(jobs.j), '{}'), coalesce(array_agg(d.usages[width_bucket((jobs.j).id, d.ids)]), '{}'),
+        coalesce(array_agg(true), '{}')
+      into passed, used, called
+      from (select gated[i] as j from generate_subscripts(gated, 1) i) jobs
+      where (jobs.j).id = any(applied) and (jobs.j).fence = d.fences[width_bucket((jobs.j).id, d.ids)];
+    end if;
   end if;
   if cardinality(applied) = coalesce(jsonb_array_length(whole), cardinality(list)) then
+    if passed <> '{}' then
+      perform posthouse.settle_gates(passed, used, called);
+    end if;
     return query select a, d.fences[width_bucket(a, d.ids)]::bigint, 'applied', 'done' from unnest(applied) a;
     return;
   end if;
@@ -413,9 +433,35 @@ begin
     end if;
     if state is null then
       select s.verdict, s.state into verdict, state from posthouse.settled_before(settle.worker, id, fence) s;
+    elsif gated is not null and o ->> 'outcome' is distinct from 'done' then
+      for i in 1 .. cardinality(gated) loop
+        continue when (gated[i]).id <> settle.id or (gated[i]).fence <> settle.fence;
+        passed := array_append(passed, gated[i]);
+        used := array_append(used, nullif(o -> 'usage', 'null'));
+        -- What was given back without a request costs nothing.
+        called := array_append(called, not (coalesce(o ->> 'outcome' in ('release', 'snooze'), false)
+          and coalesce(o #> '{usage,requests}', '0') = '0'));
+      end loop;
     end if;
     return next;
   end loop;
+  if passed <> '{}' then
+    perform posthouse.settle_gates(passed, used, called);
+  end if;
+end $$;
+
+-- The jobs among these that this worker runs and that passed gates; null: none.
+create or replace function posthouse.gated_jobs(worker uuid, ids bigint[]) returns posthouse.job[]
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+  return (
+    select array_agg(j) from posthouse.job j
+    where j.id = any(ids) and j.worker = gated_jobs.worker and j.state = 'running' and j.reserved is not null);
 end $$;
 
 -- Whether an outcome says whose it is.

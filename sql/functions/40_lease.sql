@@ -123,6 +123,9 @@ begin
   if j.id is null then
     return false;
   end if;
+  if j.reserved is not null then
+    perform posthouse.free_gates(j.lane_id);
+  end if;
   if j.cancel_asked then
     perform posthouse.archive_job(j, 'cancelled', null, null);
     return true;

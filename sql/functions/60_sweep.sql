@@ -103,6 +103,9 @@ begin
   delete from posthouse.lane_floor f using (
     select x.lane_id, max(x.floor_at) as newest from posthouse.lane_floor x group by x.lane_id) n
   where f.lane_id = n.lane_id and f.floor_at < n.newest;
+  delete from posthouse.gate_state s using (
+    select x.gate_id, x.member, max(x.seq) as newest from posthouse.gate_state x group by x.gate_id, x.member) n
+  where s.gate_id = n.gate_id and s.member = n.member and s.seq < n.newest;
   delete from posthouse.dedupe d where (d.tenant, d.scope, d.key) in (
     select x.tenant, x.scope, x.key from posthouse.dedupe x where x.expires_at < clock_timestamp()
     order by x.tenant, x.scope, x.key limit 10000 for update skip locked);

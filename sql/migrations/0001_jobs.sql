@@ -18,9 +18,12 @@ create table posthouse.lane (
   kind        text not null,
   ready_at    timestamptz not null,   -- no claim can find work before; infinity: asleep
   awake_until timestamptz not null,   -- an empty lane is not put to sleep before, so that it does not flap
-  naps        int not null default 0  -- times it was woken soon after it fell asleep: see posthouse.naps
+  naps        int not null default 0, -- times it was woken soon after it fell asleep: see posthouse.naps
+  gates       text[] not null default '{}', -- that its jobs asked for, besides those of queue, tenant and kind; sorted
+  blocked_by  bigint                  -- the gate because of which it sleeps though it has work
 ) with (fillfactor = 70);
-create index lane_name on posthouse.lane (queue, tenant, kind, priority);
+create index lane_name on posthouse.lane (queue, tenant, kind, priority, gates);
+create index lane_blocked on posthouse.lane (blocked_by, ready_at) where blocked_by is not null;
 create index lane_ready on posthouse.lane (queue, priority, id) include (kind, ready_at) where ready_at < 'infinity';
 
 -- Claims of a lane start here: no queued job of the lane is due earlier. Appended and read from the newest end, so
@@ -49,7 +52,10 @@ create table posthouse.job (
   keyed            boolean not null,      -- holds a row in `dedupe`
   cancel_asked     boolean not null default false,
   reason           text,                  -- why it was deferred
-  progress         jsonb
+  progress         jsonb,
+  tokens           int,                   -- that it is said to need; null: estimated where a gate counts tokens
+  reserved         int,                   -- tokens that its running attempt has reserved; null: it passed no gate
+  instead          text                   -- the model that its running attempt is to use in place of its own
 ) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000);
 create index job_ready on posthouse.job (lane_id, run_at, id) where state = 'queued';
 

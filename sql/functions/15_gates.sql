@@ -1,0 +1,461 @@
+-- Gates: what is set for them, who closes and opens them, and what they count.
+--
+-- Claims hold advisory lock 4 (shared) while they look at what is set, so that a change waits for claims under way, and every
+-- claim after it goes by the new limits. What a gate counts is written under one of 128 locks of class 1346912002.
+
+-- Raise PH001 unless this is a gate's name: one that jobs ask for, or a scope and whom it holds for.
+create or replace function posthouse.check_gate(field text, name text) returns void
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform posthouse.check_name(field, name);
+  if strpos(name, ':') > 0 and (name !~ '^(queue|tenant|model|endpoint):.' or name = 'endpoint:*') then
+    raise exception using errcode = 'PH001', message = format('%s: %s is no gate''s name', field, quote_literal(name)),
+      hint = 'Write queue:Q, tenant:T, model:M or endpoint:PROVIDER/MODEL, with * for each (tenant:*), or a name without a colon.';
+  end if;
+end $$;
+
+-- Wait until no claim looks at gates, and hold others off until the end of the transaction.
+create or replace function posthouse.hold_gates() returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform posthouse.check_isolation();
+  perform pg_advisory_xact_lock(1346912000, 4);
+end $$;
+
+-- Set all limits of a gate; null: none. `when_spent` says what happens when a budget is used up: hold (wait for the next day or
+-- month, UTC), fail, or model:NAME, which is used instead. `warn_at`: share of a budget, above 0 to 1, at which an alert is raised.
+create or replace function posthouse.set_gate(name text, max_running int default null, requests_per_minute int default null,
+  tokens_per_minute bigint default null, money_per_day numeric default null, money_per_month numeric default null,
+  when_spent text default 'hold', warn_at numeric default null) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+  complaint text;
+  set_id bigint;
+begin
+  perform posthouse.check_gate('name', name);
+  complaint := case
+    when max_running not between 1 and 100000 then format('max_running: %s is not between 1 and 100000; close the gate to stop all', max_running)
+    when requests_per_minute not between 1 and 10000000
+      then format('requests_per_minute: %s is not between 1 and 10000000; close the gate to stop all', requests_per_minute)
+    when tokens_per_minute not between 1 and 1000000000000
+      then format('tokens_per_minute: %s is not between 1 and 1000000000000; close the gate to stop all', tokens_per_minute)
+    when (money_per_day > 0 and money_per_day <= 1000000000) is false
+      then format('money_per_day: %s is not above 0 and up to a billion; close the gate to stop all', money_per_day)
+    when (money_per_month > 0 and money_per_month <= 1000000000) is false
+      then format('money_per_month: %s is not above 0 and up to a billion; close the gate to stop all', money_per_month)
+    when (when_spent in ('hold', 'fail') or when_spent ~ '^model:.') is not true
+      then format('when_spent: %s is not hold, fail or model:NAME', coalesce(quote_literal(when_spent), 'null'))
+    when when_spent = name then 'when_spent: a model cannot stand in for itself'
+    when octet_length(when_spent) > 200 then 'when_spent: longer than 200 bytes'
+    when (warn_at > 0 and warn_at <= 1) is false then format('warn_at: %s is not a share above 0 and up to 1', warn_at)
+    when warn_at is not null and money_per_day is null and money_per_month is null then 'warn_at: needs money_per_day or money_per_month'
+  end;
+  if complaint is not null then
+    raise exception using errcode = 'PH001', message = complaint;
+  end if;
+  perform posthouse.hold_gates();
+  insert into posthouse.gate (name, max_running, requests_per_minute, tokens_per_minute, money_per_day, money_per_month, when_spent, warn_at)
+  values (set_gate.name, set_gate.max_running, set_gate.requests_per_minute, set_gate.tokens_per_minute, set_gate.money_per_day,
+    set_gate.money_per_month, set_gate.when_spent, set_gate.warn_at)
+  on conflict on constraint gate_name_key do update set max_running = excluded.max_running,
+    requests_per_minute = excluded.requests_per_minute, tokens_per_minute = excluded.tokens_per_minute,
+    money_per_day = excluded.money_per_day, money_per_month = excluded.money_per_month, when_spent = excluded.when_spent,
+    warn_at = excluded.warn_at
+  returning gate.id into set_id;
+  if max_running is not null then
+    perform posthouse.count_running(set_id);
+  end if;
+  perform posthouse.wake_blocked(set_id, null, 1000000);
+end $$;
+
+-- Remove a gate and what it has counted. False: there is none.
+create or replace function posthouse.remove_gate(name text) returns boolean
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  gone bigint;
+begin
+  perform posthouse.hold_gates();
+  delete from posthouse.gate g where g.name = remove_gate.name returning g.id into gone;
+  if gone is null then
+    return false;
+  end if;
+  delete from posthouse.gate_state s where s.gate_id = gone;
+  perform posthouse.wake_blocked(gone, null, 1000000);
+  return true;
+end $$;
+
+-- Close a gate until a time, by a person: nothing passes until then. It is made if there is none.
+create or replace function posthouse.close_gate(name text, until timestamptz default 'infinity', reason text default null) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform posthouse.check_gate('name', name);
+  if until is null or until <= clock_timestamp() then
+    raise exception using errcode = 'PH001', message = format('until: %s is over', coalesce(until::text, 'null')),
+      hint = 'Name a time to come; leave it out to close the gate until somebody opens it.';
+  end if;
+  perform posthouse.hold_gates();
+  insert into posthouse.gate (name, closed_until, closed_at, closed_by, closed_reason)
+  values (close_gate.name, close_gate.until, clock_timestamp(), 'person', left(close_gate.reason, 500))
+  on conflict on constraint gate_name_key do update set closed_until = excluded.closed_until, closed_at = excluded.closed_at,
+    closed_by = excluded.closed_by, closed_reason = excluded.closed_reason, probe_until = null, probe_job = null;
+end $$;
+
+-- Open a gate, whoever closed it. False: it was open, or there is none.
+create or replace function posthouse.open_gate(name text) returns boolean
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  opened bigint;
+begin
+  perform posthouse.hold_gates();
+  update posthouse.gate g set closed_until = null, closed_at = null, closed_by = null, closed_reason = null, strikes = 0,
+    probe_until = null, probe_job = null
+  where g.name = open_gate.name and g.closed_at is not null returning g.id into opened;
+  if opened is null then
+    return false;
+  end if;
+  perform posthouse.wake_endpoint(opened);
+  return true;
+end $$;
+
+-- Say which gates the jobs of a kind pass, besides those of queue, tenant and their own, and how long its answers can be.
+create or replace function posthouse.set_kind(kind text, gates text[], max_output_tokens int default null) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  name text;
+begin
+  perform posthouse.check_name('kind', kind);
+  gates := posthouse.check_gates(gates);
+  if max_output_tokens <= 0 then
+    raise exception using errcode = 'PH001', message = format('max_output_tokens: %s is not above 0', max_output_tokens);
+  end if;
+  -- Workers say it whenever they start: what is so already is not written, and waits for nobody.
+  if exists (select from posthouse.kind k where k.name = set_kind.kind and k.gates = set_kind.gates
+             and k.max_output_tokens is not distinct from set_kind.max_output_tokens) then
+    return;
+  end if;
+  perform posthouse.hold_gates();
+  insert into posthouse.kind (name, gates, max_output_tokens) values (set_kind.kind, set_kind.gates, set_kind.max_output_tokens)
+  on conflict on constraint kind_pkey do update set gates = excluded.gates, max_output_tokens = excluded.max_output_tokens;
+end $$;
+
+-- Say where a model is asked, in order of preference, as PROVIDER/MODEL.
+create or replace function posthouse.set_route(model text, endpoints text[]) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  name text;
+begin
+  perform posthouse.check_name('model', model);
+  if coalesce(cardinality(endpoints), 0) not between 1 and 100 or array_ndims(endpoints) > 1 then
+    raise exception using errcode = 'PH001', message = 'endpoints: must be a plain list of 1 to 100';
+  end if;
+  foreach name in array endpoints loop
+    perform posthouse.check_gate('endpoints', 'endpoint:' || name);
+  end loop;
+  if exists (select from posthouse.route r where r.model = set_route.model and r.endpoints = set_route.endpoints) then
+    return;
+  end if;
+  perform posthouse.hold_gates();
+  insert into posthouse.route (model, endpoints) values (set_route.model, set_route.endpoints)
+  on conflict on constraint route_pkey do update set endpoints = excluded.endpoints;
+end $$;
+
+-- Set the weight of a tenant: with 2 it gets twice the share of one with 1, which is what tenants have that are not set.
+create or replace function posthouse.set_tenant(tenant text, weight real) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform posthouse.check_name('tenant', tenant);
+  if (weight between 0.01 and 100) is not true then
+    raise exception using errcode = 'PH001', message = format('weight: %s is not between 0.01 and 100', coalesce(weight::text, 'null')),
+      hint = 'Close the gate tenant:NAME to stop a tenant.';
+  end if;
+  perform posthouse.hold_gates();
+  if weight = 1 then
+    delete from posthouse.tenant t where t.name = set_tenant.tenant;
+  else
+    insert into posthouse.tenant (name, weight) values (set_tenant.tenant, set_tenant.weight)
+    on conflict on constraint tenant_pkey do update set weight = excluded.weight;
+  end if;
+end $$;
+
+-- A list of gates as it is kept: sorted, each once. Raises PH001 for what are no names of gates.
+create or replace function posthouse.check_gates(gates text[]) returns text[]
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  name text;
+begin
+  if gates is null or array_ndims(gates) > 1 or cardinality(gates) > 16 then
+    raise exception using errcode = 'PH001', message = 'gates: must be a plain list of at most 16';
+  end if;
+  foreach name in array gates loop
+    perform posthouse.check_gate('gates', name);
+    if name ~ '^(queue|tenant|endpoint):' or name ~ ':[*]$' then
+      raise exception using errcode = 'PH001', message = format('gates: a job cannot ask for %s', quote_literal(name)),
+        hint = 'Ask for model:NAME or a name without a colon; gates of queue and tenant hold by themselves.';
+    end if;
+  end loop;
+  return array(select distinct g collate "C" from unnest(gates) g order by 1);
+end $$;
+
+-- The gates that the jobs of these lanes pass; `place` is the lane's in the array, whose order it keeps. `instead` are models to use
+-- in place of their own, in the same order.
+create or replace function posthouse.gates_of(lanes bigint[], instead text[] default null) returns table (place int, gate_id bigint, member text)
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan
+as $$
+#variable_conflict use_column
+begin
+  return query
+    select u.place::int, g.id, g.member
+    from unnest(lanes) with ordinality u(id, place)
+    cross join lateral (select l.queue, l.tenant, l.kind, l.gates from posthouse.lane l where l.id = u.id offset 0) l
+    cross join lateral (
+      select 'queue:' || l.queue as name union all select 'tenant:' || l.tenant
+      union all select 'model:' || instead[u.place] where instead[u.place] is not null
+      union all select x from unnest(l.gates) x where instead[u.place] is null or x not like 'model:%'
+      union all select x from posthouse.kind k cross join lateral unnest(k.gates) x
+        where k.name = l.kind and not (x like 'model:%' and (instead[u.place] is not null
+          or exists (select from unnest(l.gates) y where y like 'model:%')))) n
+    cross join lateral posthouse.gates_named(n.name) g;
+end $$;
+
+-- The gates that hold for a name: its own, the one for each where its own sets no limits, and that of the endpoint by which a
+-- model is asked (where it has several: of the one that opens first while all are closed).
+create or replace function posthouse.gates_named(name text) returns table (id bigint, member text)
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+#variable_conflict use_variable
+declare
+  scope int := strpos(name, ':');
+  own record;
+  found_id bigint;
+begin
+  select g.id, num_nonnulls(g.max_running, g.requests_per_minute, g.tokens_per_minute, g.money_per_day, g.money_per_month) as limits into own
+  from posthouse.gate g where g.name = gates_named.name;
+  if own.id is not null then
+    id := own.id; member := '';
+    return next;
+  end if;
+  if scope > 0 and coalesce(own.limits, 0) = 0 then
+    select g.id into found_id from posthouse.gate g where g.name = left(gates_named.name, scope) || '*';
+    if found then
+      id := found_id; member := substr(name, scope + 1);
+      return next;
+    end if;
+  end if;
+  if left(name, 6) = 'model:' then
+    select (array_agg(g.id order by g.closed_until nulls first, e.place))[1] into found_id
+    from posthouse.route r
+    cross join lateral unnest(r.endpoints) with ordinality e(endpoint, place)
+    left join lateral (select g.* from posthouse.gate g where g.name = 'endpoint:' || e.endpoint offset 0) g on true
+    where r.model = substr(gates_named.name, 7)
+    having count(*) = 1 or bool_and(coalesce(g.closed_at is not null or g.opened_at > clock_timestamp() - interval '10 seconds', false));
+    if found_id is not null then
+      id := found_id; member := '';
+      return next;
+    end if;
+  end if;
+end $$;
+
+-- What an endpoint answered: ok, refused (not now; wait_ms: as it said), quota (the account is empty), or broken (it failed too
+-- often). `age_ms`: since the request was sent, so that a thousand that were under way when it closed count as one. The answer is
+-- for how long the endpoint is closed; null: it is open.
+create or replace function posthouse.report_endpoint(endpoint text, verdict text, wait_ms bigint default null, reason text default null,
+  age_ms bigint default 0) returns bigint
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+  gate_name text := 'endpoint:' || endpoint;
+  wait interval := least(greatest(wait_ms, 0), 86400000) * interval '1 millisecond';
+  g posthouse.gate;
+  now_at timestamptz;
+  echo boolean;                       -- sent before it closed: says nothing about now
+  ends timestamptz;
+begin
+  perform posthouse.check_isolation();
+  perform posthouse.check_gate('endpoint', gate_name);
+  if (verdict in ('ok', 'refused', 'quota', 'broken')) is not true then
+    raise exception using errcode = 'PH001', message = format('verdict: %s is not ok, refused, quota or broken', coalesce(quote_literal(verdict), 'null'));
+  end if;
+  if verdict <> 'ok' then
+    insert into posthouse.gate (name) values (gate_name) on conflict do nothing;
+  end if;
+  select * into g from posthouse.gate x where x.name = gate_name for no key update;
+  now_at := clock_timestamp();
+  if g.id is null or (verdict = 'ok' and g.closed_at is null) then
+    return null;
+  end if;
+  echo := g.closed_at is not null and now_at - greatest(age_ms, 0) * interval '1 millisecond' < g.closed_at;
+  if verdict = 'ok' and not echo and g.closed_until <= now_at then
+    update posthouse.gate x set closed_until = null, closed_at = null, closed_by = null, closed_reason = null, strikes = 0,
+      probe_until = null, probe_job = null, opened_at = now_at
+    where x.id = g.id;
+    perform posthouse.wake_endpoint(g.id);
+    return null;
+  elsif verdict <> 'ok' and not (g.closed_at is not null and g.closed_by in ('person', 'quota') and g.closed_until > now_at) then
+    ends := case
+      when verdict = 'quota' then 'infinity'
+      when echo then greatest(g.closed_until, now_at + wait)
+      when verdict = 'refused' then now_at + coalesce(wait, least(interval '1 second' * 2 ^ least(g.strikes, 10), interval '1 minute'))
+      else now_at + least(interval '10 seconds' * 2 ^ least(g.strikes, 10), interval '5 minutes')
+    end;
+    if not echo or ends > g.closed_until + interval '1 second' then
+      update posthouse.gate x set closed_until = ends,
+        closed_at = case when echo then x.closed_at else now_at end,
+        closed_by = case verdict when 'refused' then 'provider' when 'broken' then 'breaker' else verdict end,
+        closed_reason = left(reason, 500), strikes = x.strikes + (not echo)::int, probe_until = null, probe_job = null
+      where x.id = g.id;
+      g.closed_until := ends;
+      if verdict = 'quota' then
+        perform posthouse.raise_alert('gate_quota', gate_name, format('%s is closed until somebody opens it: %s', gate_name, coalesce(reason, 'its account is empty')),
+          jsonb_build_object('gate', gate_name));
+      end if;
+    end if;
+  end if;
+  return case when g.closed_until = 'infinity' then 9000000000000000
+    else least(ceil(extract(epoch from greatest(g.closed_until - now_at, interval '0')) * 1000), 9000000000000000) end;
+end $$;
+
+-- The gates of endpoints that are closed, and those whose time is over but that nobody has tried since (closed_for_ms 0).
+create or replace function posthouse.closures() returns table (name text, closed_for_ms bigint, reason text, closed_by text)
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+  return query
+    select substr(g.name, 10), case when g.closed_until = 'infinity' then 9000000000000000
+      else least(ceil(extract(epoch from greatest(g.closed_until - clock_timestamp(), interval '0')) * 1000), 9000000000000000)::bigint end,
+      g.closed_reason, g.closed_by
+    from posthouse.gate g
+    where g.name >= 'endpoint:' and g.name < 'endpoint;' and g.closed_at is not null
+      and (g.closed_until > clock_timestamp() or g.closed_by in ('provider', 'breaker'));
+end $$;
+
+-- Ask to be the one that tries an endpoint whose time is over. True: go on, it is open or this job tries it.
+create or replace function posthouse.begin_probe(endpoint text, job_id bigint) returns boolean
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+  g posthouse.gate;
+begin
+  perform posthouse.check_isolation();
+  select * into g from posthouse.gate x where x.name = 'endpoint:' || endpoint for no key update;
+  if g.closed_at is null or (g.closed_until <= clock_timestamp() and g.closed_by in ('person', 'quota')) then
+    return true;
+  elsif g.closed_until > clock_timestamp() or (g.probe_until > clock_timestamp() and g.probe_job is distinct from begin_probe.job_id) then
+    return false;
+  end if;
+  update posthouse.gate x set probe_job = begin_probe.job_id, probe_until = clock_timestamp() + interval '1 minute' where x.id = g.id;
+  return true;
+end $$;
+
+-- Wake lanes that sleep because of a gate (`member` null: whoever's), those first that have slept longest.
+create or replace function posthouse.wake_blocked(gate_id bigint, member text, most int) returns int
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+  woken int;
+begin
+  -- Whoever puts a lane to sleep holds this lock alone, and has looked at the gate after he had it: see posthouse.block_lane.
+  perform pg_advisory_xact_lock_shared(1346912003, (gate_id % 128)::int);
+  if not exists (select from posthouse.lane l where l.blocked_by = wake_blocked.gate_id) then
+    return 0;
+  end if;
+  update posthouse.lane l set ready_at = least(l.ready_at, clock_timestamp()), blocked_by = null, naps = posthouse.naps(l),
+    awake_until = clock_timestamp() + interval '10 seconds' * 8 ^ posthouse.naps(l)
+  where l.id = any(array(
+    select x.id from posthouse.lane x
+    where x.blocked_by = wake_blocked.gate_id
+      and (coalesce(member, '') = '' or member in (x.tenant, x.queue) or 'model:' || member = any(x.gates)
+           or exists (select from posthouse.kind k where k.name = x.kind and 'model:' || member = any(k.gates)))
+    order by x.blocked_by, x.ready_at limit most for no key update skip locked));
+  get diagnostics woken = row_count;
+  if woken > 0 then
+    perform posthouse.notify_queue('*');
+  end if;
+  return woken;
+end $$;
+
+-- Wake the lanes that wait for an endpoint, or for another one of the same model.
+create or replace function posthouse.wake_endpoint(opened bigint) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  opened_name text := (select g.name from posthouse.gate g where g.id = opened);
+begin
+  perform posthouse.wake_blocked(opened, null, 1000000);
+  perform posthouse.wake_blocked(g.id, null, 1000000)
+  from posthouse.gate g
+  where g.id <> opened and g.name in (
+    select 'endpoint:' || e from posthouse.route r cross join lateral unnest(r.endpoints) e
+    where opened_name = any(array(select 'endpoint:' || x from unnest(r.endpoints) x)));
+  perform posthouse.notify_queue('*');
+end $$;
+
+-- Begin to count what runs behind a gate: all that runs now. Its claims are held off meanwhile: see posthouse.hold_gates.
+create or replace function posthouse.count_running(counted bigint) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+begin
+  insert into posthouse.gate_state (gate_id, member, seq, job_ids, fences, seconds, requests, tokens, requests_at, tokens_at,
+    month, day, spent_day, spent_month)
+  select counted, r.member, coalesce(s.seq, 0) + 1, r.job_ids, r.fences, s.seconds, s.requests, s.tokens, s.requests_at, s.tokens_at,
+    s.month, s.day, s.spent_day, s.spent_month
+  from (
+    select x.member, array_agg(j.id order by j.id) as job_ids, array_agg(j.fence order by j.id) as fences
+    from posthouse.worker w
+    cross join lateral posthouse.running_jobs(w.id, w.oldest_seq) r
+    join posthouse.job j on j.id = r.id
+    cross join lateral (select x.member from posthouse.gates_of(array[j.lane_id]) x where x.gate_id = counted) x
+    group by x.member) r
+  left join lateral (select s.* from posthouse.gate_state s where s.gate_id = counted and s.member = r.member order by s.seq desc limit 1) s on true;
+  -- So that they count as jobs that passed gates.
+  update posthouse.job j set reserved = 0
+  from (select unnest(s.job_ids) as id from posthouse.gate_state s where s.gate_id = counted) c
+  where j.id = c.id and j.state = 'running' and j.reserved is null;
+end $$;

@@ -1,0 +1,589 @@
+-- Admission: how many jobs a gate lets through now, and what it has let through.
+--
+-- Requests and tokens are counted twice. Seconds of the last minute, 62 of them so that a whole minute and the second that a request
+-- takes to arrive are among them, keep any rolling minute within the limit (tokens: and one request). A pace, one second ahead at
+-- most, keeps arrivals even and the average at the limit: a request is let through when what went before it has been earned,
+-- whatever its size, so that large ones are not starved by small ones.
+
+-- What went through in the seconds from `first` on.
+create or replace function posthouse.sum_since(seconds bigint[], counts bigint[], first bigint) returns bigint
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  total bigint := 0;
+begin
+  for i in reverse coalesce(cardinality(seconds), 0) .. 1 loop
+    exit when seconds[i] < first;
+    total := total + counts[i];
+  end loop;
+  return total;
+end $$;
+
+-- When what went through in a minute falls below `most`.
+create or replace function posthouse.below_at(seconds bigint[], counts bigint[], most bigint, now_s bigint) returns timestamptz
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  total bigint := 0;
+begin
+  for i in reverse coalesce(cardinality(seconds), 0) .. 1 loop
+    exit when seconds[i] < now_s - 61;
+    total := total + counts[i];
+    if total >= most then
+      return to_timestamp(seconds[i] + 62);
+    end if;
+  end loop;
+  return null;
+end $$;
+
+-- How many jobs a gate lets through now (`running`: how many are), whether it weighs their tokens, whether its budget is spent, and,
+-- if none, when it may be asked again (null: when one of its jobs ends).
+create or replace function posthouse.gate_room(g posthouse.gate, s posthouse.gate_state, running int, now_at timestamptz,
+  out room int, out until timestamptz, out is_probe boolean, out weighs boolean, out is_spent boolean)
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  now_s bigint := floor(extract(epoch from now_at));
+  most int;
+  ahead float8;                       -- seconds by which what was let through is not yet earned
+  again timestamptz;
+begin
+  room := 2147483647;
+  is_probe := false;
+  weighs := g.tokens_per_minute is not null;
+  is_spent := false;
+  if g.closed_at is not null then
+    if g.closed_until > now_at then
+      room := 0; until := g.closed_until;
+      return;
+    elsif g.closed_by in ('provider', 'breaker') then
+      if g.probe_until > now_at then
+        room := 0; until := g.probe_until;
+        return;
+      end if;
+      room := 1; is_probe := true;
+    end if;
+  end if;
+  if g.max_running is not null then
+    room := least(room, g.max_running - running);
+    if room <= 0 then
+      room := 0;
+      return;
+    end if;
+  end if;
+  -- Whoever comes after a probe comes slowly at first.
+  most := least(g.requests_per_minute, case when g.opened_at > now_at - interval '10 seconds' then 600 end);
+  if most is not null then
+    ahead := greatest(extract(epoch from s.requests_at - now_at), 0);
+    if ahead > 1 then
+      room := 0; until := now_at + (ahead - 1) * interval '1 second';
+    else
+      room := least(room, floor((1 - coalesce(ahead, 0)) * most / 60)::int + 1);
+    end if;
+    room := least(room, most - posthouse.sum_since(s.seconds, s.requests::bigint[], now_s - 61));
+    if room <= 0 then
+      room := 0;
+      until := greatest(until, posthouse.below_at(s.seconds, s.requests::bigint[], most, now_s));
+      return;
+    end if;
+  end if;
+  if weighs then
+    ahead := greatest(extract(epoch from s.tokens_at - now_at), 0);
+    if ahead > 1 then
+      room := 0; until := now_at + (ahead - 1) * interval '1 second';
+    end if;
+    again := posthouse.below_at(s.seconds, s.tokens, g.tokens_per_minute + 1, now_s);
+    if again is not null then
+      room := 0; until := greatest(until, again);
+    end if;
+    if room = 0 then
+      return;
+    end if;
+  end if;
+  if g.money_per_day is not null or g.money_per_month is not null then
+    if s.spent_month >= g.money_per_month and s.month = date_trunc('month', now_at at time zone 'UTC')::date then
+      is_spent := true;
+      again := date_trunc('month', now_at at time zone 'UTC') at time zone 'UTC' + interval '1 month';
+    elsif s.spent_day >= g.money_per_day and s.day = (now_at at time zone 'UTC')::date then
+      is_spent := true;
+      again := date_trunc('day', now_at at time zone 'UTC') at time zone 'UTC' + interval '1 day';
+    end if;
+    if is_spent and g.when_spent = 'hold' then
+      room := 0; until := again;
+    end if;
+  end if;
+end $$;
+
+-- The state of a gate after it has let through so many requests and tokens, and these jobs, at a time; or has got some back.
+create or replace function posthouse.counted(g posthouse.gate, s posthouse.gate_state, new_ids bigint[], new_fences int[],
+  new_requests int, new_tokens bigint, at timestamptz, now_at timestamptz) returns posthouse.gate_state
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  first bigint := floor(extract(epoch from now_at)) - 61;
+  second bigint := floor(extract(epoch from at));
+  most int := least(g.requests_per_minute, case when g.opened_at > now_at - interval '10 seconds' then 600 end);
+  place int;
+begin
+  s.gate_id := g.id;
+  s.seq := coalesce(s.seq, 0) + 1;
+  if g.max_running is not null then
+    s.job_ids := s.job_ids || new_ids;
+    s.fences := s.fences || new_fences;
+  else
+    s.job_ids := null;
+    s.fences := null;
+  end if;
+  if most is null and g.tokens_per_minute is null then
+    s.seconds := null; s.requests := null; s.tokens := null; s.requests_at := null; s.tokens_at := null;
+    return s;
+  end if;
+  if most is not null then
+    s.requests_at := greatest(s.requests_at, now_at) + new_requests * 60.0 / most * interval '1 second';
+  end if;
+  if g.tokens_per_minute is not null then
+    s.tokens_at := greatest(s.tokens_at, now_at) + new_tokens * 60.0 / g.tokens_per_minute * interval '1 second';
+  end if;
+  -- What is older than a minute is forgotten.
+  place := coalesce((select min(i) from generate_subscripts(s.seconds, 1) i where s.seconds[i] >= first), cardinality(s.seconds) + 1);
+  if place > 1 then
+    s.seconds := s.seconds[place:];
+    s.requests := s.requests[place:];
+    s.tokens := s.tokens[place:];
+  end if;
+  if second >= first then
+    place := coalesce(width_bucket(second, s.seconds), 0);
+    if place > 0 and s.seconds[place] = second then
+      s.requests[place] := greatest(s.requests[place] + new_requests, 0);
+      s.tokens[place] := greatest(s.tokens[place] + new_tokens, 0);
+    else
+      s.seconds := s.seconds[:place] || second || s.seconds[place + 1:];
+      s.requests := s.requests[:place] || greatest(new_requests, 0) || s.requests[place + 1:];
+      s.tokens := s.tokens[:place] || greatest(new_tokens, 0) || s.tokens[place + 1:];
+    end if;
+  end if;
+  return s;
+end $$;
+
+-- How many tokens a job is taken to need where it was not said: a quarter of its payload's bytes, and the longest answer that it or
+-- its kind allows (else 1000).
+create or replace function posthouse.estimate_tokens(payload jsonb, max_output_tokens int) returns bigint
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  return octet_length(payload::text) / 4 + least(greatest(coalesce(
+    posthouse.number_of(payload -> 'max_completion_tokens', null), posthouse.number_of(payload -> 'max_tokens', null),
+    max_output_tokens, 1000), 1), 1e9)::bigint;
+end $$;
+
+-- What is known of gates: their limits, their newest states (without the jobs that are over, where a gate is asked for more than it
+-- would let through if they were not), how much room there is, and until when there is none.
+create or replace function posthouse.look_at_gates(gate_ids bigint[], members text[], wanted int, now_at timestamptz,
+  out gates posthouse.gate[], out states posthouse.gate_state[], out rooms int[], out untils timestamptz[], out probes boolean[],
+  out weighs boolean[], out spent boolean[])
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+  s posthouse.gate_state;
+  r record;
+begin
+  select array_agg(g.whole order by u.inst), array_agg(n.whole order by u.inst) into gates, states
+  from unnest(gate_ids, members) with ordinality u(gate_id, member, inst)
+  cross join lateral (select x as whole from posthouse.gate x where x.id = u.gate_id offset 0) g
+  left join lateral (
+    select x as whole from posthouse.gate_state x where x.gate_id = u.gate_id and x.member = u.member
+    order by x.gate_id desc, x.member desc, x.seq desc limit 1) n on true;
+  for i in 1 .. cardinality(gates) loop
+    s := states[i];
+    if (gates[i]).max_running is not null and cardinality(s.job_ids) + wanted > (gates[i]).max_running then
+      select coalesce(array_agg(u.id), '{}'), coalesce(array_agg(u.fence), '{}') into s.job_ids, s.fences
+      from unnest(s.job_ids, s.fences) u(id, fence)
+      cross join lateral (select j.state, j.fence from posthouse.job j where j.id = u.id offset 0) j
+      where j.state = 'running' and j.fence = u.fence;
+    end if;
+    if s.seq is null then
+      s.member := members[i];
+    end if;
+    states[i] := s;
+    r := posthouse.gate_room(gates[i], s, coalesce(cardinality(s.job_ids), 0), now_at);
+    rooms[i] := r.room;
+    untils[i] := r.until;
+    probes[i] := r.is_probe;
+    weighs[i] := r.weighs;
+    spent[i] := r.is_spent;
+  end loop;
+end $$;
+
+-- Hold what these gates count until the end of the transaction, in one order. With `wait` false nobody is waited for: the answer is
+-- those that others hold.
+create or replace function posthouse.hold_counts(gate_ids bigint[], members text[], wait boolean) returns int[]
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  k int;
+  refused int[] := '{}';
+begin
+  for k in
+    select distinct (hashint8(u.gate_id) # hashtext(u.member)) & 127 from unnest(gate_ids, members) u(gate_id, member) order by 1
+  loop
+    if wait then
+      perform pg_advisory_xact_lock(1346912002, k);
+    elsif not pg_try_advisory_xact_lock(1346912002, k) then
+      refused := refused || k;
+    end if;
+  end loop;
+  if refused = '{}' then
+    return refused;
+  end if;
+  return array(
+    select u.inst from unnest(gate_ids, members) with ordinality u(gate_id, member, inst)
+    where (hashint8(u.gate_id) # hashtext(u.member)) & 127 = any(refused));
+end $$;
+
+-- posthouse.take_jobs for lanes whose jobs may have to pass gates: takes what all gates of a lane let through, all or nothing for each
+-- job. Lanes come in the order in which they are to be served. `wait`: wait for other claims that hold a gate; else their lanes are left
+-- alone. `blocked` are lanes that gave nothing because of a gate, with that gate and until when; `held` says that gates were looked at.
+create or replace function posthouse.take_gated(worker uuid, lanes bigint[], quotas int[], max_jobs int, due timestamptz, wait boolean,
+  out jobs posthouse.job[], out blocked bigint[], out blockers bigint[], out members text[], out untils timestamptz[], out held boolean)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+  n int := cardinality(lanes);
+  step int := greatest(16, least(2 * max_jobs, 256));
+  at int := 1;
+  part record;
+begin
+  jobs := '{}'; blocked := '{}'; blockers := '{}'; members := '{}'; untils := '{}'; held := false;
+  -- In pieces, since the first lanes may do.
+  while at <= n and cardinality(jobs) < max_jobs loop
+    select * into part from posthouse.take_gated_part(worker, lanes[at:at + step - 1], quotas[at:at + step - 1],
+      max_jobs - cardinality(jobs), due, take_gated.wait and not held);
+    held := held or part.held;
+    jobs := jobs || part.jobs;
+    blocked := blocked || part.blocked;
+    blockers := blockers || part.blockers;
+    members := members || part.members;
+    untils := untils || part.untils;
+    at := at + step;
+  end loop;
+  if jobs = '{}' then
+    jobs := null;
+  end if;
+end $$;
+
+-- The models that the jobs of these lanes are to use in place of their own, since a budget is spent; null: their own.
+create or replace function posthouse.models_instead(lanes bigint[]) returns text[]
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  found text[];
+  r record;
+  look record;
+begin
+  for r in
+    select g.gate_id, g.member, array_agg(g.place) as places, substr(x.when_spent, 7) as model
+    from posthouse.gates_of(lanes) g join posthouse.gate x on x.id = g.gate_id
+    where x.when_spent like 'model:%' and num_nonnulls(x.money_per_day, x.money_per_month) > 0
+    group by g.gate_id, g.member, x.when_spent order by g.gate_id, g.member
+  loop
+    select * into look from posthouse.look_at_gates(array[r.gate_id], array[r.member], 0, clock_timestamp());
+    if look.spent[1] then
+      for i in 1 .. cardinality(r.places) loop
+        found[r.places[i]] := r.model;
+      end loop;
+    end if;
+  end loop;
+  return found;
+end $$;
+
+-- A piece of posthouse.take_gated.
+create or replace function posthouse.take_gated_part(worker uuid, lanes bigint[], quotas int[], max_jobs int, due timestamptz, wait boolean,
+  out jobs posthouse.job[], out blocked bigint[], out blockers bigint[], out members text[], out untils timestamptz[], out held boolean)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+  n int := cardinality(lanes);
+  places int[];                       -- pairs of a lane and a gate, by lane
+  insts int[];
+  gate_ids bigint[];
+  whose text[];                       -- members of those gates
+  starts int[];                       -- where the pairs of a lane begin, and end
+  stops int[];
+  look record;
+  busy int[];                         -- gates that other claims hold
+  rooms int[];
+  ahead float8[];                     -- of gates that weigh tokens: see posthouse.gate_room
+  sums bigint[];
+  weighed boolean[];                  -- lanes
+  spent int[];                        -- lanes whose jobs fail, by the gate whose budget is spent
+  over boolean[];                     -- lanes that have no more to give
+  gave int[] := array_fill(0, array[n]);
+  limits int[];
+  total int;
+  room int;
+  now_at timestamptz;
+  found record;
+  j posthouse.job;
+  place int;
+  weight bigint;
+  heavy bigint;                       -- the least limit that a job is too large for
+  accepted boolean;
+  ids bigint[] := '{}';
+  fences int[] := '{}';
+  their_places int[] := '{}';
+  weights bigint[] := '{}';
+  insteads text[];                    -- models to use, of lanes with a budget that is spent
+begin
+  jobs := '{}'; blocked := '{}'; blockers := '{}'; members := '{}'; untils := '{}'; held := false;
+  if exists (select from posthouse.gate g where g.when_spent like 'model:%') then
+    insteads := posthouse.models_instead(lanes);
+  end if;
+  select array_agg(x.place order by x.place, x.inst), array_agg(x.inst order by x.place, x.inst) into places, insts
+  from (select g.place, dense_rank() over (order by g.gate_id, g.member)::int as inst from posthouse.gates_of(lanes, insteads) g) x;
+  if places is null then
+    jobs := coalesce(posthouse.take_jobs(worker, lanes, quotas, max_jobs, due), '{}');
+    return;
+  end if;
+  select array_agg(x.gate_id order by x.gate_id, x.member), array_agg(x.member order by x.gate_id, x.member) into gate_ids, whose
+  from (select distinct g.gate_id, g.member from posthouse.gates_of(lanes, insteads) g) x;
+  starts := array_fill(1, array[n]);
+  stops := array_fill(0, array[n]);
+  for p in 1 .. cardinality(places) loop
+    if stops[places[p]] = 0 then
+      starts[places[p]] := p;
+    end if;
+    stops[places[p]] := p;
+  end loop;
+  over := array_fill(false, array[n]);
+  weighed := over;
+  spent := array_fill(null::int, array[n]);
+  held := true;
+  busy := posthouse.hold_counts(gate_ids, whose, take_gated_part.wait);
+  now_at := clock_timestamp();
+  select * into look from posthouse.look_at_gates(gate_ids, whose, least(max_jobs, (select sum(q) from unnest(quotas) q)::int), now_at);
+  rooms := look.rooms;
+  for p in 1 .. cardinality(places) loop
+    if insts[p] = any(busy) then
+      over[places[p]] := true;
+    elsif look.weighs[insts[p]] then
+      weighed[places[p]] := true;
+      ahead[insts[p]] := greatest(coalesce(extract(epoch from (look.states[insts[p]]).tokens_at - now_at), 0), 0);
+      sums[insts[p]] := posthouse.sum_since((look.states[insts[p]]).seconds, (look.states[insts[p]]).tokens,
+        floor(extract(epoch from now_at))::bigint - 61);
+    end if;
+    if look.spent[insts[p]] and (look.gates[insts[p]]).when_spent = 'fail' then
+      spent[places[p]] := insts[p];
+    end if;
+  end loop;
+  loop
+    -- How many each lane may give, in their order.
+    limits := array_fill(0, array[n]);
+    total := 0;
+    for i in 1 .. n loop
+      exit when cardinality(ids) + total >= max_jobs;
+      continue when over[i];
+      room := least(quotas[i] - gave[i], max_jobs - cardinality(ids) - total);
+      for p in starts[i] .. stops[i] loop
+        room := least(room, rooms[insts[p]]);
+      end loop;
+      continue when room <= 0;
+      for p in starts[i] .. stops[i] loop
+        rooms[insts[p]] := rooms[insts[p]] - room;
+      end loop;
+      limits[i] := room;
+      total := total + room;
+    end loop;
+    exit when total = 0;
+    select array_agg(t.whole) as jobs, array_agg(t.position) as places into found
+    from (
+      select x.whole, v.position::int as position
+      from unnest(lanes, limits) with ordinality v(lane_id, quota, position)
+      cross join lateral (
+        select x as whole from posthouse.job x
+        where x.lane_id = v.lane_id and x.state = 'queued' and x.run_at <= due
+          and x.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = v.lane_id
+                                    order by f.floor_at desc limit 1), '-infinity')
+        order by x.lane_id, x.run_at, x.id limit v.quota for update of x skip locked) x
+      where v.quota > 0) t;
+    for i in 1 .. coalesce(cardinality(found.jobs), 0) loop
+      j := found.jobs[i];
+      place := found.places[i];
+      weight := 0;
+      accepted := not over[place];
+      if accepted and weighed[place] then
+        weight := coalesce(j.tokens, (select posthouse.estimate_tokens(x.payload,
+          (select k.max_output_tokens from posthouse.kind k join posthouse.lane l on l.kind = k.name where l.id = j.lane_id))
+          from posthouse.payload x where x.id = j.id), 1000);
+        heavy := null;
+        for p in starts[place] .. stops[place] loop
+          if look.weighs[insts[p]] then
+            heavy := least(heavy, case when weight > (look.gates[insts[p]]).tokens_per_minute then (look.gates[insts[p]]).tokens_per_minute end);
+            accepted := accepted and ahead[insts[p]] <= 1 and sums[insts[p]] <= (look.gates[insts[p]]).tokens_per_minute;
+          end if;
+        end loop;
+        if heavy is not null then
+          j.fence := j.fence + 1;
+          perform posthouse.bury_job(j, 'too_large', format('it needs %s tokens, and a gate lets through %s a minute', weight, heavy), null, null);
+          limits[place] := limits[place] - 1;
+          for p in starts[place] .. stops[place] loop
+            rooms[insts[p]] := rooms[insts[p]] + 1;
+          end loop;
+          continue;
+        elsif not accepted then
+          over[place] := true;
+        else
+          for p in starts[place] .. stops[place] loop
+            if look.weighs[insts[p]] then
+              ahead[insts[p]] := ahead[insts[p]] + weight * 60.0 / (look.gates[insts[p]]).tokens_per_minute;
+              sums[insts[p]] := sums[insts[p]] + weight;
+            end if;
+          end loop;
+        end if;
+      end if;
+      if accepted and spent[place] is not null then
+        j.fence := j.fence + 1;
+        perform posthouse.bury_job(j, 'budget', format('the budget of gate %s is spent', (look.gates[spent[place]]).name), null, null);
+        accepted := false;
+      end if;
+      if accepted then
+        limits[place] := limits[place] - 1;
+        gave[place] := gave[place] + 1;
+        ids := ids || j.id;
+        fences := fences || j.fence + 1;
+        their_places := their_places || place;
+        weights := weights || weight;
+        j.instead := insteads[place];
+        jobs := jobs || j;
+      end if;
+    end loop;
+    -- Whoever gave less than it might has no more; its room is for others.
+    for i in 1 .. n loop
+      continue when limits[i] <= 0;
+      over[i] := true;
+      for p in starts[i] .. stops[i] loop
+        rooms[insts[p]] := rooms[insts[p]] + limits[i];
+      end loop;
+    end loop;
+  end loop;
+  for i in 1 .. n loop
+    continue when gave[i] > 0;
+    for p in starts[i] .. stops[i] loop
+      if look.rooms[insts[p]] <= 0 and not over[i] then
+        blocked := blocked || lanes[i];
+        blockers := blockers || gate_ids[insts[p]];
+        members := members || whose[insts[p]];
+        untils := untils || look.untils[insts[p]];
+        exit;
+      end if;
+    end loop;
+  end loop;
+  if ids = '{}' then
+    return;
+  end if;
+  update posthouse.job x set state = 'running', fence = x.fence + 1, attempt = x.attempt + 1, worker = take_gated_part.worker,
+    started_at = now_at, first_started_at = coalesce(x.first_started_at, now_at), progress = null, reserved = u.reserved, instead = u.instead
+  from (select a.id, insteads[a.place] as instead, case when stops[a.place] > 0 then least(a.weight, 2147483647)::int end as reserved
+        from unnest(ids, weights, their_places) a(id, weight, place)) u
+  where x.id = u.id;
+  perform posthouse.book_gates(look.gates, look.states, places, insts, ids, fences, their_places, weights, now_at);
+  for i in 1 .. cardinality(ids) loop
+    for p in starts[their_places[i]] .. stops[their_places[i]] loop
+      if look.probes[insts[p]] then
+        update posthouse.gate g set probe_until = now_at + interval '1 minute', probe_job = ids[i] where g.id = gate_ids[insts[p]];
+      end if;
+    end loop;
+  end loop;
+end $$;
+
+-- Write down what gates have let through: the arrays of jobs go together, those of pairs of a lane and a gate too.
+create or replace function posthouse.book_gates(gates posthouse.gate[], states posthouse.gate_state[], places int[], insts int[],
+  ids bigint[], fences int[], their_places int[], weights bigint[], now_at timestamptz) returns void
+language sql
+set search_path = pg_catalog, pg_temp
+as $$
+  insert into posthouse.gate_state
+  select c.*
+  from (
+    select p.inst, array_agg(a.id) as ids, array_agg(a.fence) as fences, count(*)::int as requests, sum(a.weight)::bigint as tokens
+    from unnest(ids, fences, their_places, weights) a(id, fence, place, weight)
+    join unnest(places, insts) p(place, inst) on p.place = a.place
+    group by p.inst) b
+  cross join lateral posthouse.counted(gates[b.inst], states[b.inst], b.ids, b.fences, b.requests, b.tokens, now_at, now_at) c
+$$;
+
+-- Put lanes to sleep that a gate holds back, until it opens or somebody wakes them, which is whoever makes room: see
+-- posthouse.wake_blocked. Not where that is a moment away, and not at once where it is not known when.
+create or replace function posthouse.block_lanes(lanes bigint[], gate_ids bigint[], members text[], untils timestamptz[]) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+  now_at timestamptz := clock_timestamp();
+  c record;
+  look record;
+begin
+  for c in
+    select b.gate_id, b.member, array_agg(b.lane_id) as lanes
+    from unnest(lanes, gate_ids, members, untils) b(lane_id, gate_id, member, until)
+    cross join lateral (select l.awake_until from posthouse.lane l where l.id = b.lane_id offset 0) l
+    where b.until > now_at + interval '10 seconds' or (coalesce(b.until, 'infinity') > now_at + interval '2 seconds' and l.awake_until < now_at)
+    group by b.gate_id, b.member
+  loop
+    continue when not pg_try_advisory_xact_lock(1346912003, (c.gate_id % 128)::int);
+    -- A new statement, so that it sees what made room before the lock was ours.
+    select * into look from posthouse.look_at_gates(array[c.gate_id], array[c.member], 1, clock_timestamp());
+    continue when look.rooms[1] > 0;
+    update posthouse.lane l set blocked_by = c.gate_id, ready_at = coalesce(look.untils[1], clock_timestamp() + interval '10 minutes')
+    where l.id = any(array(select x.id from posthouse.lane x where x.id = any(c.lanes) for no key update skip locked));
+  end loop;
+end $$;
+
+-- When the gates of a lane let something through, as far as is known: now or before, at a time, or when a job of them ends (infinity).
+create or replace function posthouse.gates_open_at(lane_id bigint) returns timestamptz
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  look record;
+  opens timestamptz := '-infinity';
+  gate_ids bigint[];
+  whose text[];
+begin
+  select array_agg(g.gate_id), array_agg(g.member) into gate_ids, whose from posthouse.gates_of(array[lane_id]) g;
+  if gate_ids is null then
+    return opens;
+  end if;
+  select * into look from posthouse.look_at_gates(gate_ids, whose, 1, clock_timestamp());
+  for i in 1 .. cardinality(look.rooms) loop
+    if look.rooms[i] <= 0 then
+      opens := greatest(opens, coalesce(look.untils[i], 'infinity'));
+    end if;
+  end loop;
+  return opens;
+end $$;

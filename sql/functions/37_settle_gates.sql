@@ -1,0 +1,168 @@
+-- What the end of attempts means for the gates that let them through: reservations become what was used, and whoever waits for
+-- their place is woken.
+
+-- Settle jobs that passed gates, as they were while they ran; usages and `called` go with them: whether an attempt can have sent a
+-- request. Comes last in a settle, and once, since it takes the locks of gates in one order.
+create or replace function posthouse.settle_gates(jobs posthouse.job[], usages jsonb[], called boolean[]) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+  lanes bigint[];
+  insteads text[];
+  r record;
+begin
+  select array_agg(x.lane_id), case when count(x.instead) > 0 then array_agg(x.instead) end into lanes, insteads
+  from (select distinct j.lane_id, j.instead from unnest(jobs) j) x;
+  for r in
+    select array_agg(x.gate_id order by x.gate_id, x.member) as gate_ids, array_agg(x.member order by x.gate_id, x.member) as members
+    from (
+      select distinct g.gate_id, g.member
+      from posthouse.gates_of(lanes, insteads) g
+      cross join lateral (
+        select from posthouse.gate x where x.id = g.gate_id
+          and num_nonnulls(x.requests_per_minute, x.tokens_per_minute, x.money_per_day, x.money_per_month) > 0 offset 0) x) x
+  loop
+    if r.gate_ids is not null then
+      perform posthouse.true_up(jobs, usages, called, lanes, insteads, r.gate_ids, r.members);
+    end if;
+  end loop;
+  for r in
+    select x.gate_id, x.member, count(*)::int as jobs, x.max_running
+    from (
+      select g.place, g.gate_id, g.member, x.max_running
+      from posthouse.gates_of(lanes, insteads) g
+      cross join lateral (
+        select x.max_running from posthouse.gate x
+        where x.id = g.gate_id and (x.max_running is not null or x.tokens_per_minute is not null) offset 0) x) x
+    join unnest(jobs) j on j.lane_id = lanes[x.place] and j.instead is not distinct from insteads[x.place]
+    group by x.gate_id, x.member, x.max_running
+  loop
+    -- Those of other workers who found no room look again.
+    if r.max_running <= (select cardinality(s.job_ids) from posthouse.gate_state s where s.gate_id = r.gate_id and s.member = r.member
+                         order by s.gate_id desc, s.member desc, s.seq desc limit 1) then
+      perform posthouse.notify_queue('*');
+    end if;
+    perform posthouse.wake_blocked(r.gate_id, r.member, r.jobs);
+  end loop;
+end $$;
+
+-- Make of what was reserved what was used, each in the second in which it was let through, and add up what was spent. Unknown usage
+-- stays as it was reserved.
+create or replace function posthouse.true_up(jobs posthouse.job[], usages jsonb[], called boolean[], lanes bigint[], insteads text[],
+  gate_ids bigint[], members text[]) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+  now_at timestamptz;
+  look record;
+  g posthouse.gate;
+  s posthouse.gate_state;
+  d record;
+  changed boolean;
+begin
+  -- The usual case of a gate that counts requests only: each made the one that it had reserved.
+  if not exists (
+    select from unnest(usages, called) u(usage, called)
+    cross join lateral posthouse.usage_numbers(u.usage) n
+    where not u.called or n.requests <> 1 or n.tokens is not null or n.cost > 0) then
+    return;
+  end if;
+  perform posthouse.hold_counts(gate_ids, members, true);
+  now_at := clock_timestamp();
+  select * into look from posthouse.look_at_gates(gate_ids, members, 0, now_at);
+  for i in 1 .. cardinality(gate_ids) loop
+    g := look.gates[i];
+    s := look.states[i];
+    changed := false;
+    for d in
+      select date_trunc('second', u.started_at) as at, sum(case when u.called then coalesce(n.requests, 1) - 1 else -1 end)::int as requests,
+        sum(case when u.called then coalesce(n.tokens, u.reserved) - u.reserved else -u.reserved end)::bigint as tokens, sum(n.cost) as cost
+      from (select (jobs[o]).lane_id, (jobs[o]).started_at, (jobs[o]).reserved, (jobs[o]).instead, usages[o] as usage, called[o] as called
+            from generate_subscripts(jobs, 1) o) u
+      cross join lateral posthouse.usage_numbers(u.usage) n
+      where exists (
+        select from posthouse.gates_of(lanes, insteads) x
+        where x.gate_id = g.id and x.member = members[i] and lanes[x.place] = u.lane_id and insteads[x.place] is not distinct from u.instead)
+      group by date_trunc('second', u.started_at)
+    loop
+      if (g.requests_per_minute is not null and d.requests <> 0) or (g.tokens_per_minute is not null and d.tokens <> 0) then
+        s := posthouse.counted(g, s, '{}', '{}', d.requests, d.tokens, d.at, now_at);
+        changed := true;
+        if d.tokens < 0 or d.requests < 0 then
+          perform posthouse.notify_queue('*');
+        end if;
+      end if;
+      if d.cost > 0 and (g.money_per_day is not null or g.money_per_month is not null) then
+        s := posthouse.with_spent(g, s, d.cost, now_at);
+        changed := true;
+      end if;
+    end loop;
+    if changed then
+      s.gate_id := g.id;
+      s.member := members[i];
+      s.seq := coalesce((look.states[i]).seq, 0) + 1;
+      insert into posthouse.gate_state select s.*;
+    end if;
+  end loop;
+end $$;
+
+-- The state of a gate after so much more was spent, by day and month in UTC. Raises an alert when its share is passed.
+create or replace function posthouse.with_spent(g posthouse.gate, s posthouse.gate_state, cost numeric, now_at timestamptz)
+returns posthouse.gate_state
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  today date := now_at at time zone 'UTC';
+  this_month date := date_trunc('month', now_at at time zone 'UTC');
+  before_day numeric := case when s.day = today then s.spent_day else 0 end;
+  before_month numeric := case when s.month = this_month then s.spent_month else 0 end;
+  share numeric;
+  whose text := g.name || case when s.member <> '' then format(' (%s)', s.member) else '' end;
+begin
+  s.day := today;
+  s.month := this_month;
+  s.spent_day := before_day + cost;
+  s.spent_month := before_month + cost;
+  foreach share in array array[g.warn_at, 1] loop
+    if before_day < share * g.money_per_day and s.spent_day >= share * g.money_per_day then
+      perform posthouse.raise_alert('budget', whose, format('%s has spent %s of %s for today', whose, s.spent_day, g.money_per_day),
+        jsonb_build_object('gate', g.name, 'member', s.member, 'spent', s.spent_day, 'limit', g.money_per_day, 'period', 'day'));
+    end if;
+    if before_month < share * g.money_per_month and s.spent_month >= share * g.money_per_month then
+      perform posthouse.raise_alert('budget', whose, format('%s has spent %s of %s for this month', whose, s.spent_month, g.money_per_month),
+        jsonb_build_object('gate', g.name, 'member', s.member, 'spent', s.spent_month, 'limit', g.money_per_month, 'period', 'month'));
+    end if;
+  end loop;
+  return s;
+end $$;
+
+-- Wake whoever waits for the place of jobs that no longer run: taken back from a worker.
+create or replace function posthouse.free_gates(lane_id bigint) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform posthouse.wake_blocked(g.gate_id, g.member, 1)
+  from posthouse.gates_of(array[lane_id]) g join posthouse.gate x on x.id = g.gate_id where x.max_running is not null;
+  perform posthouse.notify_queue('*');
+end $$;
+
+-- Whether a closed gate keeps the jobs of a lane from being claimed.
+create or replace function posthouse.is_held_back(lane_id bigint) returns boolean
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  return exists (
+    select from posthouse.gates_of(array[lane_id]) g join posthouse.gate x on x.id = g.gate_id
+    where x.closed_at is not null and (x.closed_until > clock_timestamp() or x.closed_by in ('provider', 'breaker')));
+end $$;
