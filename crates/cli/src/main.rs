@@ -24,6 +24,7 @@ mod queue;
 mod sim;
 mod status;
 mod style;
+mod usage;
 mod work;
 
 use std::process::ExitCode;
@@ -57,6 +58,7 @@ async fn run(command: Command, global: &Global) -> Result<ExitCode> {
         Command::Enqueue(args) => enqueue::run(*args, global).await,
         Command::Work(args) => work::run(*args, global).await,
         Command::Status(args) => status::run(args, global).await,
+        Command::Usage(args) => usage::run(args, global).await,
         Command::Job { command } => job::run(command, global).await,
         Command::Dead { command } => dead::run(command, global).await,
         Command::Queue { command } => queue::run(command, global).await,

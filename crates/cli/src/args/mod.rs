@@ -9,6 +9,7 @@ mod queue;
 mod run;
 mod sim;
 mod time;
+mod usage;
 
 use clap::{ArgAction, Args, Parser, Subcommand};
 
@@ -20,6 +21,7 @@ pub(crate) use job::{Filter, Job, JobList, JobWait, Page};
 pub(crate) use queue::{Queue, QueueSet, Retention};
 pub(crate) use run::{Demo, Dev, ExecKind, STOP_AT_EOF, Work};
 pub(crate) use sim::Sim;
+pub(crate) use usage::{By, Day, Usage};
 
 /// A Postgres job queue that LLM agents can depend on.
 #[derive(Debug, Parser)]
@@ -77,6 +79,7 @@ pub(crate) enum Command {
     Enqueue(Box<Enqueue>),
     Work(Box<Work>),
     Status(Status),
+    Usage(Usage),
     /// Look at jobs and manage them
     #[command(after_long_help = job::EXAMPLES, long_about = job::LONG)]
     Job {

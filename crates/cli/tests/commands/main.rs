@@ -11,3 +11,4 @@ mod jsonl;
 mod provider;
 mod queues;
 mod support;
+mod usage;
