@@ -14,6 +14,7 @@ use crate::store::{
 };
 
 mod alert;
+mod gate;
 mod gather;
 mod usage;
 
@@ -232,6 +233,17 @@ impl<'a> Enqueue<'a> {
     /// How long the dedupe key stands. Default: until the job is final.
     pub fn dedupe_for(self, policy: DedupeFor) -> Self {
         self.with(|j| j.dedupe_for(policy))
+    }
+
+    /// A gate that the job passes besides those of its queue, tenant and kind: `model:NAME`, or a name without a colon. Can be
+    /// given several times, up to 16.
+    pub fn gate(self, gate: impl Into<String>) -> Self {
+        self.with(|j| j.gate(gate))
+    }
+
+    /// How many tokens it is expected to use, prompt and answer together. Default: estimated, where a gate counts them.
+    pub fn tokens(self, tokens: u32) -> Self {
+        self.with(|j| j.tokens(tokens))
     }
 
     /// Enqueue in a transaction of yours (`tokio_postgres::Transaction`, or a pool's): the job exists when, and only if,

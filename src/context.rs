@@ -112,6 +112,11 @@ impl Context {
         self.inner.job.trace.as_deref()
     }
 
+    /// The model to use in place of the job's own, since a budget is spent that says so. `None`: its own.
+    pub fn model_instead(&self) -> Option<&str> {
+        self.inner.job.model.as_deref()
+    }
+
     /// When the attempt times out. `None`: the job has no timeout.
     pub fn deadline(&self) -> Option<Instant> {
         self.inner.deadline

@@ -53,6 +53,8 @@ pub struct NewJob {
     pub(crate) max_attempts: Option<u32>,
     pub(crate) timeout: Option<Duration>,
     pub(crate) dedupe: Option<(String, DedupeFor)>,
+    pub(crate) gates: Vec<String>,
+    pub(crate) tokens: Option<u32>,
 }
 
 impl NewJob {
@@ -71,6 +73,8 @@ impl NewJob {
             max_attempts: None,
             timeout: None,
             dedupe: None,
+            gates: Vec::new(),
+            tokens: None,
         })
     }
 
@@ -137,6 +141,19 @@ impl NewJob {
     /// Longest time one attempt may take. Default: no limit.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
+        self
+    }
+
+    /// A gate that the job passes besides those of its queue, tenant and kind: `model:NAME`, or a name without a colon. Can be
+    /// given several times, up to 16.
+    pub fn gate(mut self, gate: impl Into<String>) -> Self {
+        self.gates.push(gate.into());
+        self
+    }
+
+    /// How many tokens it is expected to use, prompt and answer together. Default: estimated, where a gate counts them.
+    pub fn tokens(mut self, tokens: u32) -> Self {
+        self.tokens = Some(tokens);
         self
     }
 

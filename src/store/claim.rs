@@ -32,6 +32,17 @@ pub struct Registration {
     pub version: String,
 }
 
+/// When a claim may find something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NextDue {
+    /// After this time; zero: at once.
+    In(Duration),
+    /// When a job ends that runs behind the same gate, here or elsewhere.
+    WhenOneEnds,
+    /// Nothing is known.
+    Unknown,
+}
+
 /// A job under this worker's lease.
 #[derive(Debug, Clone)]
 pub struct ClaimedJob {
@@ -61,6 +72,8 @@ pub struct ClaimedJob {
     pub enqueued_at: SystemTime,
     /// W3C trace context of whoever enqueued it.
     pub trace: Option<Box<RawValue>>,
+    /// The model to use in place of its own, whose budget is spent. `None`: its own.
+    pub model: Option<String>,
 }
 
 impl Store {
@@ -99,10 +112,14 @@ impl Store {
         rows.iter().map(claimed).collect()
     }
 
-    /// How long until a claim of this worker may find something. `None`: nothing is known.
-    pub async fn next_due(&self, worker: Uuid) -> Result<Option<Duration>> {
+    /// When a claim of this worker may find something.
+    pub async fn next_due(&self, worker: Uuid) -> Result<NextDue> {
         let row = self.call_one("select posthouse.next_due($1)", vec![p(worker, Type::UUID)]).await?;
-        Ok(row.try_get::<_, Option<i64>>(0)?.map(|ms| Duration::from_millis(ms.max(0).unsigned_abs())))
+        Ok(match row.try_get::<_, Option<i64>>(0)? {
+            None => NextDue::Unknown,
+            Some(ms) if ms < 0 => NextDue::WhenOneEnds,
+            Some(ms) => NextDue::In(Duration::from_millis(ms.unsigned_abs())),
+        })
     }
 
     /// Whether nothing is due, later or running in this worker's queues and kinds.
@@ -127,5 +144,6 @@ fn claimed(row: &Row) -> Result<ClaimedJob> {
         lane: row.try_get(10)?,
         enqueued_at: row.try_get(11)?,
         trace: row.try_get::<_, Option<Json<Box<RawValue>>>>(12)?.map(|j| j.0),
+        model: row.try_get(13)?,
     })
 }

@@ -16,6 +16,10 @@ use crate::job::{DedupeFor, Enqueued, NewJob};
 const ONE: &str =
     "select id, state, duplicate from posthouse.enqueue($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, null)";
 
+/// The same for a job that names gates or tokens.
+const ONE_GATED: &str =
+    "select id, state, duplicate from posthouse.enqueue($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, null, $12, $13)";
+
 const MANY: &str = "select id, state, duplicate from posthouse.enqueue_many($1) order by ordinal";
 
 /// The most jobs that `posthouse.enqueue_many` takes in one call.
@@ -29,10 +33,18 @@ impl NewJob {
         }
     }
 
+    fn is_gated(&self) -> bool {
+        !self.gates.is_empty() || self.tokens.is_some()
+    }
+
+    fn statement(&self) -> &'static str {
+        if self.is_gated() { ONE_GATED } else { ONE }
+    }
+
     fn parameters(&self) -> Vec<Parameter> {
         let name = |name: &Option<String>| name.clone().unwrap_or_else(|| "default".to_owned());
         let interval = |ms: f64| Spelled(format!("{} milliseconds", ms.min(LONGEST_MS)));
-        vec![
+        let mut parameters = vec![
             p(self.kind.clone(), Type::TEXT),
             p(Json(self.payload.clone()), Type::JSONB),
             p(name(&self.queue), Type::TEXT),
@@ -44,7 +56,12 @@ impl NewJob {
             p(self.timeout.map(|d| interval(d.as_secs_f64() * 1000.0)), Type::INTERVAL),
             p(self.dedupe.as_ref().map(|d| d.0.clone()), Type::TEXT),
             p(self.dedupe_for_ms().map(interval), Type::INTERVAL),
-        ]
+        ];
+        if self.is_gated() {
+            parameters.push(p(self.gates.clone(), Type::TEXT_ARRAY));
+            parameters.push(p(self.tokens.map(|n| i32::try_from(n).unwrap_or(i32::MAX)), Type::INT4));
+        }
+        parameters
     }
 }
 
@@ -99,6 +116,10 @@ struct Wire<'a> {
     dedupe_key: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     dedupe_for_ms: Option<f64>,
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    gates: &'a [String],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tokens: Option<u32>,
 }
 
 impl<'a> Wire<'a> {
@@ -115,6 +136,8 @@ impl<'a> Wire<'a> {
             timeout_ms: job.timeout.map(|d| d.as_secs_f64() * 1000.0),
             dedupe_key: job.dedupe.as_ref().map(|d| d.0.as_str()),
             dedupe_for_ms: job.dedupe_for_ms(),
+            gates: &job.gates,
+            tokens: job.tokens,
         }
     }
 }
@@ -138,7 +161,7 @@ fn name_the_payload(error: Error) -> Error {
 impl Store {
     /// Enqueue one job.
     pub async fn enqueue(&self, job: &NewJob) -> Result<Enqueued> {
-        let row = self.call_one(ONE, job.parameters()).await.map_err(name_the_payload)?;
+        let row = self.call_one(job.statement(), job.parameters()).await.map_err(name_the_payload)?;
         enqueued(&row)
     }
 
@@ -156,6 +179,6 @@ pub(crate) async fn enqueue_in<C: GenericClient>(client: &C, job: &NewJob) -> Re
     let parameters = job.parameters();
     let typed: Vec<(&(dyn ToSql + Sync), Type)> =
         parameters.iter().map(|(p, t)| (p.as_ref() as &(dyn ToSql + Sync), t.clone())).collect();
-    let rows = client.query_typed(ONE, &typed).await.map_err(|e| name_the_payload(e.into()))?;
+    let rows = client.query_typed(job.statement(), &typed).await.map_err(|e| name_the_payload(e.into()))?;
     enqueued(rows.first().ok_or_else(|| Error::schema("posthouse.enqueue answered nothing"))?)
 }

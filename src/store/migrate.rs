@@ -26,7 +26,12 @@ const MIGRATIONS: &[Migration] = &[
     Migration { version: 1, name: "jobs", breaking: true, sql: include_str!("../../sql/migrations/0001_jobs.sql") },
     Migration { version: 2, name: "gates", breaking: false, sql: include_str!("../../sql/migrations/0002_gates.sql") },
     Migration { version: 3, name: "usage", breaking: false, sql: include_str!("../../sql/migrations/0003_usage.sql") },
-    Migration { version: 4, name: "alerts", breaking: false, sql: include_str!("../../sql/migrations/0004_alerts.sql") },
+    Migration {
+        version: 4,
+        name: "alerts",
+        breaking: false,
+        sql: include_str!("../../sql/migrations/0004_alerts.sql"),
+    },
 ];
 
 const FUNCTIONS: &[&str] = &[
@@ -38,6 +43,7 @@ const FUNCTIONS: &[&str] = &[
     include_str!("../../sql/functions/30_settle.sql"),
     include_str!("../../sql/functions/35_usage.sql"),
     include_str!("../../sql/functions/37_settle_gates.sql"),
+    include_str!("../../sql/functions/38_admit_calls.sql"),
     include_str!("../../sql/functions/40_lease.sql"),
     include_str!("../../sql/functions/50_operate.sql"),
     include_str!("../../sql/functions/60_sweep.sql"),

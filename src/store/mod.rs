@@ -9,6 +9,7 @@ mod claim;
 mod connection;
 mod database;
 mod enqueue;
+mod gate;
 mod inspect;
 mod lease;
 mod listen;
@@ -24,9 +25,10 @@ mod usage;
 pub use alert::{
     AlertChange, AlertData, AlertMessage, AlertRecord, AlertRule, WEBHOOK_KIND, WEBHOOK_QUEUE, WebhookState,
 };
-pub use claim::{ClaimedJob, Registration};
+pub use claim::{ClaimedJob, NextDue, Registration};
 pub use connection::Store;
 pub use database::Database;
+pub use gate::{Closure, EndpointVerdict, GateLimits, GateRecord, TenantRecord};
 pub use inspect::{JobFilter, JobRecord, QueueHealth, WorkerRecord};
 pub use lease::{Beat, Pulse};
 pub use listen::{Listener, Notice};

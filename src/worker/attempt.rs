@@ -271,6 +271,7 @@ mod tests {
             lane: 1,
             enqueued_at: SystemTime::UNIX_EPOCH,
             trace: None,
+            model: None,
         };
         let store = Database::new("postgres://localhost/nowhere").unwrap().store("test");
         let lease = Arc::new(Lease::new(lease, std::time::Instant::now()));

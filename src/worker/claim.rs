@@ -5,6 +5,7 @@
 //! without a wait; outcomes are recorded meanwhile by a task of their own.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use serde_json::value::RawValue;
@@ -12,7 +13,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use crate::context::Context;
 use crate::pause::{Pause, jitter};
-use crate::store::{ClaimedJob, Settlement, Store};
+use crate::store::{ClaimedJob, NextDue, Settlement, Store};
 use crate::worker::attempt::{Claimed, attempt};
 use crate::worker::shared::{Filed, Incarnation, Shared, Slip};
 
@@ -175,7 +176,13 @@ impl Claimer {
     /// Waits for a notification, the next due job or the next poll.
     async fn wait(&mut self, incarnation: &Incarnation) {
         let due = match self.shared.stop.run_until_cancelled(self.store.next_due(incarnation.worker)).await {
-            Some(Ok(due)) => due,
+            Some(Ok(due)) => {
+                self.shared.behind_gate.store(due == NextDue::WhenOneEnds, Ordering::Relaxed);
+                match due {
+                    NextDue::In(due) => Some(due),
+                    NextDue::WhenOneEnds | NextDue::Unknown => None,
+                }
+            }
             Some(Err(error)) => {
                 self.shared.call_failed(&error);
                 tracing::debug!(%error, "next due time not known; polling");

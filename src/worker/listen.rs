@@ -39,7 +39,8 @@ async fn hear(shared: &Shared, pause: &mut Pause) -> Result<std::convert::Infall
     loop {
         match listener.next().await? {
             Notice::Wake { queue } => {
-                if shared.settings.queues.binary_search(&queue).is_ok() {
+                // A star: a gate has opened, for whatever queue.
+                if queue == "*" || shared.settings.queues.binary_search(&queue).is_ok() {
                     shared.wake.notify_one();
                 }
             }

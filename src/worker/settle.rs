@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
@@ -152,8 +153,9 @@ impl Settler {
             slip.incarnation.ledger().forget(id, fence);
             drop(slip.room);
         }
-        // One that ends when all is done looks again when it may be.
-        if comes_again || self.shared.settings.until_empty {
+        // One that ends when all is done looks again when it may be; so does one that waits for a place behind a gate.
+        let behind_gate = self.shared.behind_gate.load(Ordering::Relaxed);
+        if comes_again || behind_gate || self.shared.settings.until_empty {
             self.shared.wake.notify_one();
         }
     }

@@ -103,6 +103,8 @@ pub(crate) struct Shared {
     /// End at once.
     pub(crate) halt: CancellationToken,
     pub(crate) tally: Tally,
+    /// The last look found that due work waits behind a gate until a job ends.
+    pub(crate) behind_gate: AtomicBool,
     disconnected: AtomicBool,
     on_event: Option<OnEvent>,
 }
@@ -134,6 +136,7 @@ impl Shared {
             last_call: CancellationToken::new(),
             halt: CancellationToken::new(),
             tally: Tally::default(),
+            behind_gate: AtomicBool::new(false),
             disconnected: AtomicBool::new(false),
             settings,
             handlers,

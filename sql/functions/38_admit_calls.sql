@@ -1,0 +1,97 @@
+-- Admission of single calls: for handlers that make several, or calls to models that their kind does not name.
+
+-- Let a call of a running attempt through these gates, all or none. The answer is for how many milliseconds to wait before asking
+-- again: 0: go on; null: the attempt is no longer the right one. The job that asks counts as running behind them until it ends.
+create or replace function posthouse.admit(worker uuid, id bigint, fence bigint, gates text[], tokens bigint default 0) returns bigint
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+  gate_ids bigint[];
+  whose text[];
+  look record;
+  now_at timestamptz;
+  room record;
+  inside boolean;
+  opens timestamptz := '-infinity';
+begin
+  perform posthouse.check_isolation();
+  gates := posthouse.check_gates(gates);
+  if (tokens between 0 and 1000000000) is not true then
+    raise exception using errcode = 'PH001', message = format('tokens: %s is not between 0 and 1000000000', coalesce(tokens::text, 'null'));
+  end if;
+  perform pg_advisory_xact_lock_shared(1346912000, 4);
+  if not exists (select from posthouse.job j where j.id = admit.id and j.worker = admit.worker and j.fence = admit.fence and j.state = 'running') then
+    return null;
+  end if;
+  select array_agg(x.id order by x.id, x.member), array_agg(x.member order by x.id, x.member) into gate_ids, whose
+  from (select distinct g.id, g.member from unnest(gates) n(name) cross join lateral posthouse.gates_named(n.name) g) x;
+  if gate_ids is null then
+    return 0;
+  end if;
+  perform posthouse.hold_counts(gate_ids, whose, true);
+  now_at := clock_timestamp();
+  select * into look from posthouse.look_at_gates(gate_ids, whose, 1, now_at);
+  for i in 1 .. cardinality(gate_ids) loop
+    if tokens > (look.gates[i]).tokens_per_minute then
+      raise exception using errcode = 'PH001', message = format('tokens: %s is more than gate %s lets through in a minute (%s)',
+        tokens, quote_literal((look.gates[i]).name), (look.gates[i]).tokens_per_minute);
+    end if;
+    inside := coalesce(admit.id = any((look.states[i]).job_ids), false);
+    room := posthouse.gate_room(look.gates[i], look.states[i],
+      coalesce(cardinality((look.states[i]).job_ids), 0) - inside::int, now_at);
+    if room.room <= 0 or (room.is_spent and (look.gates[i]).when_spent <> 'hold') then
+      opens := greatest(opens, coalesce(room.until, now_at + case when room.is_spent then interval '1 hour' else interval '1 second' end));
+    end if;
+  end loop;
+  if opens > now_at then
+    return case when opens = 'infinity' then 86400000 else least(ceil(extract(epoch from opens - now_at) * 1000), 86400000) end;
+  end if;
+  insert into posthouse.gate_state
+  select c.*
+  from generate_subscripts(gate_ids, 1) i
+  cross join lateral (select coalesce(admit.id = any((look.states[i]).job_ids), false) as inside) x
+  cross join lateral posthouse.counted(look.gates[i], look.states[i], case when x.inside then '{}' else array[admit.id] end,
+    case when x.inside then '{}' else array[admit.fence::int] end, 1, tokens, now_at, now_at) c;
+  -- So that its end wakes whoever waits for its place.
+  update posthouse.job j set reserved = 0 where j.id = admit.id and j.reserved is null;
+  return 0;
+end $$;
+
+-- Say what an admitted call used, and how long ago it was admitted: tokens, in place of those that were reserved; null: unknown.
+create or replace function posthouse.admitted(gates text[], reserved bigint, used bigint, age_ms bigint default 0) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  gate_ids bigint[];
+  whose text[];
+  look record;
+  now_at timestamptz;
+begin
+  perform posthouse.check_isolation();
+  if (used between 0 and 1000000000000) is not true or used = reserved then
+    return;
+  end if;
+  gates := posthouse.check_gates(gates);
+  perform pg_advisory_xact_lock_shared(1346912000, 4);
+  select array_agg(x.id order by x.id, x.member), array_agg(x.member order by x.id, x.member) into gate_ids, whose
+  from (select distinct g.id, g.member
+        from unnest(gates) n(name) cross join lateral posthouse.gates_named(n.name) g
+        join posthouse.gate y on y.id = g.id where y.tokens_per_minute is not null) x;
+  if gate_ids is null then
+    return;
+  end if;
+  perform posthouse.hold_counts(gate_ids, whose, true);
+  now_at := clock_timestamp();
+  select * into look from posthouse.look_at_gates(gate_ids, whose, 0, now_at);
+  insert into posthouse.gate_state
+  select c.*
+  from generate_subscripts(gate_ids, 1) i
+  cross join lateral posthouse.counted(look.gates[i], look.states[i], '{}', '{}', 0, used - reserved,
+    now_at - greatest(age_ms, 0) * interval '1 millisecond', now_at) c;
+  perform posthouse.notify_queue('*');
+end $$;
