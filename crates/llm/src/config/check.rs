@@ -5,6 +5,12 @@ use std::collections::BTreeMap;
 
 impl Config {
     pub(super) fn check(&self) -> Result<(), ConfigError> {
+        if let Some(alerts) = &self.alerts {
+            alerts.check()?;
+        }
+        if self.is_only_alerts() {
+            return Ok(());
+        }
         if self.providers.is_empty() {
             return Err(ConfigError::new(
                 "providers",

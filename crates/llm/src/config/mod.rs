@@ -18,31 +18,18 @@
 //! user = "{{ text }}"
 //! ```
 
+pub mod alerts;
 mod check;
+mod error;
 mod mistakes;
 
 use crate::price::{ModelPrice, PriceSource};
 use crate::secret::Secret;
+pub use error::ConfigError;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-
-/// A mistake in the configuration.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{place}: {problem}")]
-pub struct ConfigError {
-    /// The file and key it is about.
-    pub place: String,
-    /// What is wrong and what to do.
-    pub problem: String,
-}
-
-impl ConfigError {
-    pub(crate) fn new(place: impl Into<String>, problem: impl Into<String>) -> Self {
-        Self { place: place.into(), problem: problem.into() }
-    }
-}
 
 /// The whole configuration.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -62,6 +49,8 @@ pub struct Config {
     /// Prices that the models themselves do not tell. Default: none.
     #[serde(default)]
     pub prices: PriceSource,
+    /// The webhook that alerts go to, and when they are raised. A file with nothing else is one too.
+    pub alerts: Option<alerts::Alerts>,
     /// The folder against which file names are resolved.
     #[serde(skip)]
     pub folder: PathBuf,
@@ -328,6 +317,12 @@ impl Config {
         };
         config.check()?;
         Ok(config)
+    }
+
+    /// Whether it is about alerts and about no model: a worker of it runs no prompts.
+    #[must_use]
+    pub fn is_only_alerts(&self) -> bool {
+        self.alerts.is_some() && self.providers.is_empty() && self.models.is_empty() && self.kinds.is_empty()
     }
 
     /// The key for `single` from `POSTHOUSE_API_KEY`, else `OPENAI_API_KEY`; local servers need none.
