@@ -3,6 +3,7 @@
 //! [`args`] says what can be typed, the module of a command does it; [`connect`] finds the database, [`output`] writes to
 //! people and programs, [`style`] is how that looks, [`failure`] ends a command with a text that says what to do next.
 
+mod alert;
 mod args;
 mod bench;
 mod completions;
@@ -62,6 +63,7 @@ async fn run(command: Command, global: &Global) -> Result<ExitCode> {
         Command::Job { command } => job::run(command, global).await,
         Command::Dead { command } => dead::run(command, global).await,
         Command::Queue { command } => queue::run(command, global).await,
+        Command::Alert { command } => alert::run(command, global).await,
         Command::Sim(args) => sim::run(args, global).await,
         Command::Bench(args) => bench::run(args, global).await,
         Command::Completions(args) => completions::run(&args),
@@ -71,7 +73,8 @@ async fn run(command: Command, global: &Global) -> Result<ExitCode> {
 /// Log lines go to stderr, beside the output, never into it. POSTHOUSE_LOG chooses them, as in `posthouse=debug`.
 fn log_to_stderr(global: &Global) {
     let default = match global.verbose {
-        0 => "error",
+        // Alerts are for whoever looks at the worker; there is at most one in some minutes about a subject.
+        0 => "error,posthouse::alert=warn",
         1 => "info",
         _ => "debug",
     };

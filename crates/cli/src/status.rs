@@ -4,24 +4,28 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
-use posthouse::store::{JobFilter, JobRecord, QueueHealth, Store, WorkerRecord};
+use posthouse::store::{AlertRecord, JobFilter, JobRecord, QueueHealth, Store, WorkerRecord};
 use serde::Serialize;
 
 use crate::args::{Global, Status};
-use crate::connect;
 use crate::failure::Result;
 use crate::output::{self, Grid, age, cell, count, short};
 use crate::style::{BAD, BOLD, DIM, GOOD, clean};
+use crate::{alert, connect};
 
 /// Rows of a table for people; JSON has all of them.
 const ROWS_MAX: usize = 30;
 /// Newest failures shown.
 const FAILURES: u32 = 5;
+/// Newest open alerts shown.
+const ALERTS: u32 = 20;
 
 /// What there is to see.
 #[derive(Serialize)]
 struct Overview {
     queues: Vec<QueueHealth>,
+    /// Open ones.
+    alerts: Vec<AlertRecord>,
     /// Those that live, or whose jobs are about to be taken back.
     workers: Vec<WorkerRecord>,
     failures: Vec<JobRecord>,
@@ -63,6 +67,7 @@ async fn look(store: &Store) -> Result<Overview> {
     workers.retain(|worker| worker.state != "over");
     Ok(Overview {
         queues: store.queue_health().await?,
+        alerts: store.alerts(false, ALERTS).await?,
         workers,
         failures: store.jobs(&newest, FAILURES).await?,
         now: store.clock().await?,
@@ -72,6 +77,7 @@ async fn look(store: &Store) -> Result<Overview> {
 impl Overview {
     fn print(&self) -> Result<()> {
         self.print_queues()?;
+        alert::print_open(&self.alerts, self.now)?;
         self.print_workers()?;
         self.print_unserved()?;
         self.print_failures()

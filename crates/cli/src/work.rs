@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use posthouse::Worker;
-use posthouse::store::Database;
+use posthouse::store::{Database, WEBHOOK_KIND, WEBHOOK_QUEUE};
 use posthouse::worker::{Builder, Event};
 use posthouse_llm::{Config, ConfigError, Engine};
 
 use crate::args::{ExecKind, Global, STOP_AT_EOF, Work};
 use crate::failure::{Failure, Result};
-use crate::{connect, exec, output};
+use crate::{alert, connect, exec, output};
 
 /// The configuration that is read when none is named.
 const CONFIG: &str = "posthouse.toml";
@@ -30,16 +30,23 @@ pub(crate) async fn run(args: Work, global: &Global) -> Result<ExitCode> {
     }
     let database = database(&args, global)?;
     let engine = engine(&args)?;
-    let kinds = kinds(engine.as_ref(), &args.execs)?;
+    let alerts = alert::Setup::load(config_file(&args).as_deref(), &database)?;
+    let delivers = alerts.as_ref().is_some_and(alert::Setup::has_webhook);
+    let kinds = kinds(engine.as_ref(), delivers, &args.execs)?;
+    let queues = queues(&args, delivers);
 
     if engine.is_some() {
         allow_connections(args.concurrency.unwrap_or(CONCURRENCY));
     }
-    let builder = builder(&args, engine, database);
+    let mut builder = builder(&args, engine, database).queues(&queues);
+    if let Some(alerts) = alerts {
+        builder = alerts.register(builder);
+        alerts.tell();
+    }
     let json = global.json;
     let with_starts = global.verbose > 0;
     let opening = line::Opening {
-        queues: if args.queues.is_empty() { vec!["default".to_owned()] } else { args.queues },
+        queues,
         kinds,
         concurrency: args.concurrency.unwrap_or(CONCURRENCY),
         lease_ms: args.lease_ms.unwrap_or(LEASE_MS),
@@ -76,6 +83,9 @@ fn engine(args: &Work) -> Result<Option<Engine>> {
         (None, _) => {
             let Some(file) = config_file(args) else { return Ok(None) };
             let config = Config::load(&file).map_err(failure)?;
+            if config.is_only_alerts() {
+                return Ok(None);
+            }
             let engine = Engine::from_config(&config);
             return engine.map(Some).map_err(|error| Failure::new(format!("{}: {error}", file.display())));
         }
@@ -83,13 +93,30 @@ fn engine(args: &Work) -> Result<Option<Engine>> {
     config.and_then(|config| Engine::from_config(&config)).map(Some).map_err(failure)
 }
 
+/// The configuration, if one is to be read.
 fn config_file(args: &Work) -> Option<PathBuf> {
+    if args.provider_url.is_some() {
+        return None;
+    }
     args.config.clone().or_else(|| Some(Path::new(CONFIG)).filter(|file| file.exists()).map(Path::to_path_buf))
 }
 
+/// The queues that will be served.
+fn queues(args: &Work, delivers: bool) -> Vec<String> {
+    let mut queues = args.queues.clone();
+    if queues.is_empty() {
+        queues.push("default".to_owned());
+    }
+    if delivers && !queues.iter().any(|queue| queue == WEBHOOK_QUEUE) {
+        queues.push(WEBHOOK_QUEUE.to_owned());
+    }
+    queues
+}
+
 /// The kinds that will be served, sorted.
-fn kinds(engine: Option<&Engine>, execs: &[ExecKind]) -> Result<Vec<String>> {
+fn kinds(engine: Option<&Engine>, delivers: bool, execs: &[ExecKind]) -> Result<Vec<String>> {
     let mut kinds: Vec<String> = engine.map(Engine::kinds).unwrap_or_default();
+    kinds.extend(delivers.then(|| WEBHOOK_KIND.to_owned()));
     for exec in execs {
         if kinds.contains(&exec.kind) {
             return Err(Failure::usage(format!("--exec {}: this kind has a handler already; keep one", exec.kind)));

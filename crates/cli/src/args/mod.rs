@@ -1,5 +1,6 @@
 //! What can be typed: every command and option, defined once. Help texts and shell completions are made from here.
 
+mod alert;
 mod bench;
 mod db;
 mod dead;
@@ -13,6 +14,7 @@ mod usage;
 
 use clap::{ArgAction, Args, Parser, Subcommand};
 
+pub(crate) use alert::{Alert, AlertList, AlertSet, Switch};
 pub(crate) use bench::Bench;
 pub(crate) use db::Db;
 pub(crate) use dead::{Dead, DeadChoice, DeadList, Purge, Redrive};
@@ -98,6 +100,12 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: Queue,
     },
+    /// Look at alerts, set when they are raised, and try them
+    #[command(after_long_help = alert::EXAMPLES, long_about = alert::LONG)]
+    Alert {
+        #[command(subcommand)]
+        command: Alert,
+    },
     Sim(Sim),
     Bench(Bench),
     Completions(Completions),
@@ -106,7 +114,7 @@ pub(crate) enum Command {
 /// Show queues, workers and failures at a glance
 ///
 /// For each queue and tenant: jobs that are due, later, running, waiting, done (ever) and failed (dead letters there are now),
-/// and for how long the oldest due job has been due. Then the live workers, the kinds that nobody serves, and the newest
+/// and for how long the oldest due job has been due. Then open alerts, the live workers, the kinds that nobody serves, and the newest
 /// failures.
 #[derive(Debug, Args)]
 #[command(after_long_help = "EXAMPLES:
