@@ -227,7 +227,7 @@ async fn what_is_no_number_counts_as_unknown_and_fails_nothing() {
         (r#"{"input_tokens": 1e30, "output_tokens": 1e400, "cost_usd": 1e-1000}"#, "(,,,,)"),
         (r#"{"input_tokens": 1000000000000, "output_tokens": 1000000000001}"#, "(1000000000000,,,1,)"),
         (r#"{"requests": 0, "input_tokens": 7, "cost_usd": 0}"#, "(7,,,0,0)"),
-        (r#"{"requests": 3, "cost_usd": "999999999"}"#, "(,,,3,999999999)"),
+        (r#"{"requests": 3, "cost_usd": "1000000000"}"#, "(,,,3,1000000000)"),
         (r#"{"requests": -1, "cost_usd": "1000000000.1"}"#, "(,,,,)"),
         (r#"{"requests": 2e6, "cost_usd": "-0.1"}"#, "(,,,,)"),
         (r#"{"cost_usd": "Infinity"}"#, "(,,,,)"),
@@ -237,6 +237,9 @@ async fn what_is_no_number_counts_as_unknown_and_fails_nothing() {
         (r#"{"cost_usd": ""}"#, "(,,,,)"),
         (r#"{"cost_usd": "."}"#, "(,,,,)"),
         (r#"{"cost_usd": ".5"}"#, "(,,,,0.5)"),
+        (r#"{"cost_usd": "1.2.3"}"#, "(,,,,)"),
+        (r#"{"cost_usd": "\u0661"}"#, "(,,,,)"),
+        (r#"{"cost_usd": "1e"}"#, "(,,,,)"),
         ("[1]", "(,,,,)"),
         ("5", "(,,,,)"),
         (r#""x""#, "(,,,,)"),
@@ -268,7 +271,7 @@ async fn what_is_no_number_counts_as_unknown_and_fails_nothing() {
     assert_eq!(
         total(&s).await,
         format!(
-            "{} attempts, {} requests, {} in, 10 out, 8 cached, 2000000000.0008402 dollars, {} unpriced",
+            "{} attempts, {} requests, {} in, 10 out, 8 cached, 2000000002.0008402 dollars, {} unpriced",
             jobs.len(),
             2 * (1 + 1 + 1 + 3),
             2 * (12 + 1 + 1_000_000_000_000_i64 + 7),
