@@ -1,5 +1,6 @@
 //! What a call brought home: the answer and its usage, in Rust and in the JSON that is stored with the job.
 
+use crate::trail::Trail;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -97,6 +98,9 @@ pub struct Answer {
     /// Tokens, as the provider counted them.
     #[serde(skip)]
     pub usage: Usage,
+    /// Where the attempt went, and why.
+    #[serde(skip)]
+    pub trail: Trail,
 }
 
 impl Answer {
@@ -109,17 +113,19 @@ impl Answer {
         serde_json::value::to_raw_value(self).expect("an answer is plain values")
     }
 
-    /// The usage that is stored with the job: tokens, latency, time to first token, endpoint, model, status.
+    /// The usage that is stored with the job: tokens, latency, time to first token, endpoint, model, status, requests, route.
     #[must_use]
     pub fn usage_json(&self) -> Value {
-        usage_json(
+        let mut usage = usage_json(
             &self.usage,
             self.latency_ms,
             self.first_token_ms,
             Some(&self.endpoint),
             Some(&self.model),
             Some(self.status),
-        )
+        );
+        self.trail.add_to(&mut usage);
+        usage
     }
 }
 

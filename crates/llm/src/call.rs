@@ -8,11 +8,12 @@ use crate::classify::{ErrorBody, classify};
 use crate::clock::Clock;
 use crate::error::{CallError, ErrorClass};
 use crate::gate::Pass;
-use crate::hint::wait_hint;
+use crate::hint::{exhausted, wait_hint};
 use crate::redact::Redactor;
 use crate::stream::{Event, EventParser};
 use crate::text::{SNIPPET_BYTES_MAX, capped, label, parse_lenient, storable};
 use crate::transport::{Transport, connection_error};
+use bytes::Bytes;
 use reqwest::header::HeaderMap;
 use reqwest::{Response, StatusCode};
 use serde_json::Value;
@@ -41,7 +42,7 @@ pub(crate) struct Received {
 /// Sends the request and reads the answer to its end.
 pub(crate) async fn call(
     transport: &Transport,
-    (body, choices): (String, usize),
+    (body, choices): (Bytes, usize),
     clock: Clock,
     pass: &Pass<'_>,
     redactor: &Redactor,
@@ -70,7 +71,7 @@ struct Reading<'a> {
 type Outcome<T = ()> = Result<T, Box<CallError>>;
 
 impl Reading<'_> {
-    async fn run(&mut self, transport: &Transport, body: String, pass: &Pass<'_>) -> Outcome {
+    async fn run(&mut self, transport: &Transport, body: Bytes, pass: &Pass<'_>) -> Outcome {
         let response = match self.clock.limit(transport.send(body)).await {
             None => return Err(self.clock.timed_out()),
             Some(Err(error)) => return Err(connection_error(&error, transport.host())),
@@ -82,7 +83,11 @@ impl Reading<'_> {
         if !response.status().is_success() {
             return Err(Box::pin(self.refusal(response)).await);
         }
-        pass.taken();
+        let nothing_left = exhausted(response.headers(), SystemTime::now());
+        // Boxed, as most calls have nothing to say here.
+        if nothing_left.is_some() || pass.is_probe() {
+            Box::pin(pass.taken(nothing_left)).await;
+        }
         if let Some(encoding) = encoding(response.headers()) {
             return Err(incomplete(
                 "compressed_answer",

@@ -5,27 +5,52 @@
 use crate::config::Timeouts;
 use crate::error::{CallError, ErrorClass};
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
 /// After all choices have finished, usage and the end mark are waited for this long, and then done without.
 const GRACE: Duration = Duration::from_secs(5);
 
+/// The code of a call that did not begin to answer in time.
+pub(crate) const FIRST_TOKEN_TIMEOUT: &str = "first_token_timeout";
+/// The code of an attempt that took too long, though its call was answered.
+pub(crate) const ATTEMPT_TIMEOUT: &str = "attempt_timeout";
+
 #[derive(Debug)]
 pub(crate) struct Clock {
     timeouts: Timeouts,
     start: Instant,
+    /// When the attempt began, and how long it may take: a call may be its second.
+    attempt_start: Instant,
     attempt: Duration,
     first_token: Option<Instant>,
     last_piece: Option<Instant>,
     finished: Option<Instant>,
+    /// Told when the answer begins, where somebody waits for that.
+    begun: Option<Arc<Notify>>,
 }
 
 impl Clock {
-    /// Starts the clocks. `deadline` is what is left of the job's own time.
-    pub(crate) fn start(timeouts: Timeouts, deadline: Option<Duration>) -> Self {
-        let attempt = deadline.map_or(timeouts.attempt(), |deadline| deadline.min(timeouts.attempt()));
-        Self { timeouts, start: Instant::now(), attempt, first_token: None, last_piece: None, finished: None }
+    /// Starts the clocks of a call in an attempt that began at `attempt_start` and may take `attempt`.
+    pub(crate) fn start(timeouts: Timeouts, (attempt_start, attempt): (Instant, Duration)) -> Self {
+        Self {
+            timeouts,
+            start: Instant::now(),
+            attempt_start,
+            attempt,
+            first_token: None,
+            last_piece: None,
+            finished: None,
+            begun: None,
+        }
+    }
+
+    /// Tells when the answer begins.
+    pub(crate) fn tell(mut self, begun: Option<Arc<Notify>>) -> Self {
+        self.begun = begun;
+        self
     }
 
     /// Waits for a step, as long as the clocks allow. `None`: time is up.
@@ -42,6 +67,9 @@ impl Clock {
     /// A piece of a body came that is no stream of tokens.
     pub(crate) fn piece(&mut self) {
         self.last_piece = Some(Instant::now());
+        if let Some(begun) = self.begun.take() {
+            begun.notify_one();
+        }
     }
 
     /// Whether all choices so far have said why they stopped. Another one may still begin.
@@ -61,7 +89,7 @@ impl Clock {
     pub(crate) fn timed_out(&self) -> Box<CallError> {
         let (_, code) = self.next();
         let message = match code {
-            "attempt_timeout" => format!("the answer was not complete within {:?}", self.attempt),
+            ATTEMPT_TIMEOUT => format!("the answer was not complete within {:?}", self.attempt),
             "between_tokens_timeout" => {
                 format!("the answer stopped: no content for {:?}", self.timeouts.between_tokens())
             }
@@ -75,9 +103,9 @@ impl Clock {
         let token = match (self.finished, self.last_piece) {
             (Some(finished), _) => (finished + GRACE.min(self.timeouts.between_tokens()), "between_tokens_timeout"),
             (None, Some(last)) => (last + self.timeouts.between_tokens(), "between_tokens_timeout"),
-            (None, None) => (self.start + self.timeouts.first_token(), "first_token_timeout"),
+            (None, None) => (self.start + self.timeouts.first_token(), FIRST_TOKEN_TIMEOUT),
         };
-        let whole = (self.start + self.attempt, "attempt_timeout");
+        let whole = (self.attempt_start + self.attempt, ATTEMPT_TIMEOUT);
         if whole.0 < token.0 { whole } else { token }
     }
 }

@@ -1,25 +1,28 @@
 //! The engine: everything of the configuration made ready once, shared by all calls of a process.
 
 use crate::answer::Answer;
-use crate::call::{call, millis};
-use crate::clock::Clock;
-use crate::config::{Config, ConfigError, Endpoint, Kind, Timeouts, list};
+use crate::attempt::Walk;
+use crate::config::{Config, ConfigError, Kind, list};
 use crate::error::{CallError, ErrorClass};
-use crate::gate::{Gate, Pass, Reason, TurnedAway};
-use crate::judge::judge;
-use crate::price::{Prices, Quote};
-use crate::prompt_kind::{CHAT, Expected, Prompt, PromptKind, SUMMARIZE};
+use crate::gate::{EndpointGates, Gates};
+use crate::prompt_kind::{CHAT, Draft, Prompt, PromptKind, SUMMARIZE};
 use crate::redact::Redactor;
-use crate::secret::Secret;
-use crate::transport::{Environment, Transport, tls_config};
+use crate::route::{Model, models};
+use crate::trail::Why;
+use crate::transport::Environment;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::time::Instant;
+
+/// A gate may name a model that only some workers have, in the middle of a deployment say.
+const UNKNOWN_MODEL_WAIT: Duration = Duration::from_secs(60);
 
 /// Runs prompt kinds. Cheap to clone; all clones share connections and gates.
 #[derive(Debug, Clone)]
 pub struct Engine {
     inner: Arc<Inner>,
+    gates: Arc<Gates>,
 }
 
 #[derive(Debug)]
@@ -29,47 +32,51 @@ struct Inner {
     redactor: Redactor,
 }
 
-#[derive(Debug)]
-struct Model {
-    route: Vec<Stop>,
-    timeouts: Timeouts,
-    max_output_tokens: Option<u64>,
-}
-
-/// One endpoint of a route, ready to be asked.
-#[derive(Debug)]
-struct Stop {
-    endpoint: Endpoint,
-    transport: Arc<Transport>,
-    gate: Arc<Gate>,
-    credit_pause: Duration,
-    price: Quote,
-}
-
 /// What a call needs to know about the attempt it serves.
 #[derive(Debug, Clone, Copy)]
-pub struct Attempt {
-    /// Which try of the job it is, from 1: it decides which endpoint of a route is asked.
+pub struct Attempt<'a> {
+    /// Which try of the job it is, from 1: it decides which endpoint of a route is asked first.
     pub number: u32,
     /// What is left of the job's own time. `None`: only the model's timeouts count.
     pub deadline: Option<Duration>,
+    /// The job's id, for which a closed endpoint may be tried. 0: it is none of a queue.
+    pub job: i64,
+    /// The model to use instead of the one that the kind or the payload names, by the name of its section: a budget is spent.
+    pub model: Option<&'a str>,
 }
 
-impl Default for Attempt {
+impl Default for Attempt<'_> {
     fn default() -> Self {
-        Self { number: 1, deadline: None }
+        Self { number: 1, deadline: None, job: 0, model: None }
     }
 }
 
-/// A request that is ready to be sent, with leave to send it.
+/// A request that is ready to be sent along a route.
 #[derive(Debug)]
 pub(crate) struct Request<'a> {
-    kind: &'a PromptKind,
-    stop: &'a Stop,
-    pass: Pass<'a>,
-    body: String,
-    expected: Expected,
-    clock: Clock,
+    pub(crate) kind: &'a PromptKind,
+    pub(crate) model: &'a Model,
+    /// The model to ask when the context is too long.
+    pub(crate) larger: Option<&'a Model>,
+    /// The endpoint to begin with, for which the draft is written, and why.
+    pub(crate) first: usize,
+    pub(crate) why: Why,
+    pub(crate) draft: Draft,
+    /// When the attempt began, and how long it may take.
+    pub(crate) start: Instant,
+    pub(crate) time: Duration,
+    pub(crate) job: i64,
+}
+
+/// What the database has to know of a kind to keep its limits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KindGates {
+    /// The kind.
+    pub kind: String,
+    /// The gates that its jobs pass: `model:NAME`, of its own model. A job of `llm.chat` that names a model passes that one's instead.
+    pub gates: Vec<String>,
+    /// The most tokens that its answers have, where the kind or its model say so.
+    pub max_output_tokens: Option<u64>,
 }
 
 impl Engine {
@@ -95,7 +102,17 @@ impl Engine {
         }
         let mut secrets = Vec::new();
         let models = models(config, environment, &mut secrets)?;
-        Ok(Self { inner: Arc::new(Inner { kinds, models, redactor: Redactor::new(&secrets) }) })
+        let inner = Inner { kinds, models, redactor: Redactor::new(&secrets) };
+        Ok(Self { inner: Arc::new(inner), gates: Arc::default() })
+    }
+
+    /// The same engine with other gates of its endpoints: those of a database hold for the whole fleet ([`DatabaseGates`]). Without
+    /// this, they hold for this engine and its clones.
+    ///
+    /// [`DatabaseGates`]: crate::DatabaseGates
+    #[must_use]
+    pub fn with_gates(self, gates: Arc<dyn EndpointGates>) -> Self {
+        Self { gates: Arc::new(Gates::new(gates)), ..self }
     }
 
     /// The kinds it runs, sorted.
@@ -116,6 +133,32 @@ impl Engine {
         self.inner.kinds.get(kind)?.max_attempts
     }
 
+    /// The endpoints by which each model is asked, in order, as `PROVIDER/MODEL`: for `set_route`. Models have the names of their
+    /// sections, and those that their endpoints know them under, since payloads of `llm.chat` may use either.
+    #[must_use]
+    pub fn routes(&self) -> Vec<(String, Vec<String>)> {
+        let endpoints = |model: &Model| model.route.iter().map(|stop| stop.gate.name.clone()).collect();
+        let models = &self.inner.models;
+        let aliases =
+            models.values().flat_map(|model| model.route.iter().map(move |stop| (&stop.endpoint.model, model)));
+        let mut routes: BTreeMap<&String, &Model> = models.iter().collect();
+        for (alias, model) in aliases {
+            routes.entry(alias).or_insert(model);
+        }
+        routes.into_iter().map(|(name, model)| (name.clone(), endpoints(model))).collect()
+    }
+
+    /// The gates that jobs of each kind pass, and how long their answers can be: for `set_kind`.
+    #[must_use]
+    pub fn kind_gates(&self) -> Vec<KindGates> {
+        let gates = |(name, kind): (&String, &PromptKind)| KindGates {
+            kind: name.clone(),
+            gates: vec![format!("model:{}", kind.model)],
+            max_output_tokens: kind.max_output_tokens().or(self.inner.models[&kind.model].max_output_tokens),
+        };
+        self.inner.kinds.iter().map(gates).collect()
+    }
+
     /// What removes this engine's keys from a text.
     #[must_use]
     pub fn redactor(&self) -> &Redactor {
@@ -130,41 +173,46 @@ impl Engine {
         self.prepare(kind, payload).map(|_| ())
     }
 
-    /// Runs one attempt: at most one HTTP request. Dropping the future drops the request.
+    /// Runs one attempt: one HTTP request, but for endpoints that refuse or are too slow to begin, where the route goes on, and
+    /// models that are hedged. Dropping the future drops the requests.
     ///
     /// # Errors
     /// `CallError`, whose class says what becomes of the job.
-    pub async fn run(&self, kind: &str, payload: &str, attempt: Attempt) -> Result<Answer, Box<CallError>> {
+    pub async fn run(&self, kind: &str, payload: &str, attempt: Attempt<'_>) -> Result<Answer, Box<CallError>> {
         self.ask(self.request(kind, payload, attempt)?).await
     }
 
-    /// Everything up to the moment before the request is sent. The payload is of no more use afterwards.
-    pub(crate) fn request(&self, kind: &str, payload: &str, attempt: Attempt) -> Result<Request<'_>, Box<CallError>> {
-        let (kind, prompt, model) = self.prepare(kind, payload)?;
-        let (stop, pass) = model.choose(attempt.number)?;
-        let (body, expected) = kind.request(prompt, &stop.endpoint, stop.transport.dialect, model.max_output_tokens);
-        let clock = Clock::start(model.timeouts, attempt.deadline);
-        Ok(Request { kind, stop, pass, body, expected, clock })
+    /// Everything up to the moment before somebody is asked. The payload is of no more use afterwards.
+    pub(crate) fn request(
+        &self,
+        kind: &str,
+        payload: &str,
+        attempt: Attempt<'_>,
+    ) -> Result<Request<'_>, Box<CallError>> {
+        let (kind, prompt, own) = self.prepare(kind, payload)?;
+        let model = match attempt.model {
+            Some(name) => self.instead(name)?,
+            None => own,
+        };
+        let first = model.first(attempt.number);
+        let why = match attempt.model {
+            Some(_) => Why::Instead,
+            None if first > 0 => Why::LaterAttempt,
+            None => Why::First,
+        };
+        let stop = &model.route[first];
+        let draft = kind.draft(prompt, &stop.endpoint, stop.transport.dialect, model.max_output_tokens);
+        let larger = kind.larger.as_ref().map(|name| &self.inner.models[name]);
+        let whole = model.timeouts.attempt();
+        let time = attempt.deadline.map_or(whole, |deadline| deadline.min(whole));
+        Ok(Request { kind, model, larger, first, why, draft, start: Instant::now(), time, job: attempt.job })
     }
 
-    /// Sends the request and makes an answer of what comes back.
-    pub(crate) async fn ask(&self, request: Request<'_>) -> Result<Answer, Box<CallError>> {
-        let Request { kind, stop, pass, body, expected, clock } = request;
-        let received = call(&stop.transport, (body, expected.choices), clock, &pass, &self.inner.redactor).await;
-        let asked = (stop.endpoint.provider.as_str(), stop.endpoint.model.as_str());
-        let outcome = received.and_then(|received| judge(received, expected, kind, asked, &self.inner.redactor));
-        let priced = outcome.map(|mut answer| {
-            stop.price.fill(&mut answer.usage, Some(&answer.model));
-            answer
-        });
-        priced.inspect(log_answer).map_err(|mut error| {
-            stop.price.fill(&mut error.usage, None);
-            error.endpoint = Some(asked.0.to_owned());
-            error.model = Some(asked.1.to_owned());
-            stop.heed(&pass, &mut error);
-            tracing::info!(endpoint = asked.0, model = asked.1, class = %error.class, code = error.code, status = error.status, latency_ms = error.latency_ms, "call failed: {error}");
-            error
-        })
+    /// Goes along the route, and makes an answer of what comes back.
+    pub(crate) fn ask<'a>(&'a self, request: Request<'a>) -> impl Future<Output = Result<Answer, Box<CallError>>> + 'a {
+        // Not an async function, which would hold the request once as its argument and once in the walk.
+        let mut walk = Walk::new(request, &self.gates, &self.inner.redactor);
+        async move { walk.run().await.map(|answer| *answer) }
     }
 
     fn prepare(&self, kind: &str, payload: &str) -> Result<(&PromptKind, Prompt, &Model), Box<CallError>> {
@@ -183,6 +231,17 @@ impl Engine {
         Ok((kind, prompt, model))
     }
 
+    /// The model that a gate names for when its budget is spent. A worker that does not know it leaves the job to others.
+    fn instead(&self, name: &str) -> Result<&Model, Box<CallError>> {
+        self.model(name).map_err(|mut error| {
+            error.class = ErrorClass::NotNow;
+            error.wait = Some(UNKNOWN_MODEL_WAIT);
+            error.message =
+                format!("a budget is spent, and the model that its gate names instead is not here: {}", error.message);
+            error
+        })
+    }
+
     /// A model by its name here, or by a name that some endpoint of ours knows it under.
     fn model(&self, name: &str) -> Result<&Model, Box<CallError>> {
         let models = &self.inner.models;
@@ -192,106 +251,6 @@ impl Engine {
             CallError::terminal("unknown_model", format!("unknown model {name:?}; configured: {known}. Add [models.{name:?}] or leave \"model\" out for the default"))
         })
     }
-}
-
-fn log_answer(answer: &Answer) {
-    tracing::debug!(
-        endpoint = answer.endpoint,
-        model = answer.model,
-        latency_ms = answer.latency_ms,
-        first_token_ms = answer.first_token_ms,
-        input_tokens = answer.usage.input_tokens,
-        output_tokens = answer.usage.output_tokens,
-        "call answered"
-    );
-}
-
-impl Model {
-    /// The endpoint for this attempt: each attempt starts one further along the route, and closed gates are passed by.
-    fn choose(&self, attempt: u32) -> Result<(&Stop, Pass<'_>), Box<CallError>> {
-        let first = attempt.saturating_sub(1) as usize % self.route.len();
-        let mut soonest: Option<(&Stop, TurnedAway)> = None;
-        for stop in self.route[first..].iter().chain(&self.route[..first]) {
-            match stop.gate.enter() {
-                Ok(pass) => return Ok((stop, pass)),
-                Err(away) => {
-                    if soonest.as_ref().is_none_or(|(_, other)| away.wait < other.wait) {
-                        soonest = Some((stop, away));
-                    }
-                }
-            }
-        }
-        let (stop, away) = soonest.expect("a route has at least one endpoint, checked with the configuration");
-        let Endpoint { provider, model } = &stop.endpoint;
-        let message = format!("not asked: {provider} said for {model} a moment ago: {}", away.reason.message);
-        let mut error = CallError::new(ErrorClass::NotNow, &away.reason.code, message);
-        error.wait = Some(away.wait);
-        error.endpoint = Some(provider.clone());
-        error.model = Some(model.clone());
-        Err(error)
-    }
-}
-
-impl Stop {
-    /// Lets the gate know what the provider said, and the job how long to wait.
-    fn heed(&self, pass: &Pass<'_>, error: &mut CallError) {
-        let reason = || Reason { code: error.code.clone(), message: error.to_string() };
-        match error.class {
-            ErrorClass::NotNow => error.wait = Some(pass.refused(error.wait, reason())),
-            ErrorClass::OutOfCredit => {
-                pass.refused(Some(self.credit_pause), reason());
-                tracing::warn!(
-                    endpoint = self.endpoint.provider,
-                    pause_ms = millis(self.credit_pause),
-                    "out of credit, endpoint paused: {error}"
-                );
-            }
-            // Any other answer shows that the provider takes calls; no answer shows nothing.
-            _ if error.status.is_some() => pass.taken(),
-            _ => {}
-        }
-    }
-}
-
-fn models(
-    config: &Config,
-    environment: Environment<'_>,
-    secrets: &mut Vec<Secret>,
-) -> Result<BTreeMap<String, Model>, ConfigError> {
-    let tls = tls_config()?;
-    let prices = Prices::from_config(config)?;
-    let mut transports: BTreeMap<(String, u64), Arc<Transport>> = BTreeMap::new();
-    let mut gates: BTreeMap<(String, String), Arc<Gate>> = BTreeMap::new();
-    let mut models = BTreeMap::new();
-    for (name, model) in &config.models {
-        let mut route = Vec::new();
-        for endpoint in model.endpoints(name) {
-            let provider = &config.providers[&endpoint.provider];
-            let key = (endpoint.provider.clone(), model.timeouts.connect_ms);
-            let transport = match transports.get(&key) {
-                Some(transport) => transport.clone(),
-                None => {
-                    let sources = (environment, config.folder.as_path());
-                    let made =
-                        Transport::new(&endpoint.provider, provider, model.timeouts.connect(), &tls, sources, secrets)?;
-                    transports.entry(key).or_insert(Arc::new(made)).clone()
-                }
-            };
-            let gate = gates.entry((endpoint.provider.clone(), endpoint.model.clone())).or_default().clone();
-            route.push(Stop {
-                price: prices.quote(name, &endpoint),
-                endpoint,
-                transport,
-                gate,
-                credit_pause: Duration::from_millis(provider.credit_pause_ms),
-            });
-        }
-        models.insert(
-            name.clone(),
-            Model { route, timeouts: model.timeouts, max_output_tokens: model.max_output_tokens },
-        );
-    }
-    Ok(models)
 }
 
 #[cfg(test)]
@@ -306,8 +265,8 @@ mod tests {
         let engine = Engine::from_config(&config).unwrap();
         let payload = format!(r#"{{"text":"{}"}}"#, "x".repeat(10_000));
         let request = engine.request(SUMMARIZE, &payload, Attempt::default()).unwrap();
-        assert!((10_000..11_000).contains(&request.body.capacity()), "{}", request.body.capacity());
+        assert!((10_000..11_000).contains(&request.draft.text.len()), "{}", request.draft.text.len());
         let call = engine.ask(request);
-        assert!(size_of_val(&call) < 1_500, "{}", size_of_val(&call));
+        assert!(size_of_val(&call) < 2_000, "{}", size_of_val(&call));
     }
 }

@@ -1,6 +1,8 @@
 //! What a failed call is: its class decides what becomes of the job, its text says what happened.
 
 use crate::answer::{Usage, usage_json};
+use crate::clock::ATTEMPT_TIMEOUT;
+use crate::trail::Trail;
 use serde::Serialize;
 use std::fmt;
 use std::time::Duration;
@@ -11,7 +13,7 @@ use std::time::Duration;
 pub enum ErrorClass {
     /// Not now: a rate limit or an overload. Ask again after the wait; this was no attempt.
     NotNow,
-    /// The account has no money or has reached a spend limit. Waiting does not help, paying does.
+    /// The account has no money or has reached a spend limit. Waiting does not help, paying does; then somebody opens the gate.
     OutOfCredit,
     /// The same request will never work: bad key, unknown model, context too long, content filter, wrong payload.
     Terminal,
@@ -54,12 +56,12 @@ impl ErrorClass {
         }
     }
 
-    /// What becomes of the job. `Truncated` fails: the same request meets the same limit and is paid again.
+    /// What becomes of the job. Where the account is empty it keeps its place until there is money. `Truncated` fails: the same request meets the same limit and is paid again.
     #[must_use]
     pub fn verdict(self) -> Verdict {
         match self {
-            Self::NotNow => Verdict::Snooze,
-            Self::OutOfCredit | Self::Terminal | Self::Truncated => Verdict::Fail,
+            Self::NotNow | Self::OutOfCredit => Verdict::Snooze,
+            Self::Terminal | Self::Truncated => Verdict::Fail,
             Self::Transient | Self::Ambiguous | Self::Incomplete | Self::Schema => Verdict::Retry,
         }
     }
@@ -99,6 +101,14 @@ pub struct CallError {
     pub first_token_ms: Option<u64>,
     /// Tokens that were used all the same, where the provider said so.
     pub usage: Usage,
+    /// The gate that turned the job away, such as `endpoint:openai/gpt-4o-mini`, where one did.
+    pub gate: Option<String>,
+    /// Where the attempt went, and why.
+    #[serde(skip)]
+    pub trail: Trail,
+    /// Whether the request can have reached anybody.
+    #[serde(skip)]
+    pub(crate) was_sent: bool,
 }
 
 impl CallError {
@@ -118,6 +128,9 @@ impl CallError {
             latency_ms: 0,
             first_token_ms: None,
             usage: Usage::default(),
+            gate: None,
+            trail: Trail::default(),
+            was_sent: true,
         })
     }
 
@@ -133,11 +146,33 @@ impl CallError {
         self.class.verdict()
     }
 
+    /// Whether another endpoint may be asked in the same attempt: nothing was answered, and nothing is to be paid.
+    pub(crate) fn passes_on(&self) -> bool {
+        match self.class {
+            // Without a status it is this process that cannot ask anybody.
+            ErrorClass::NotNow => self.status.is_some(),
+            class => class == ErrorClass::OutOfCredit,
+        }
+    }
+
+    /// Whether it counts against the endpoint, as against the request or the time that the job had.
+    pub(crate) fn blames_endpoint(&self) -> bool {
+        const REQUESTS: [&str; 4] = ["empty_answer", "broken_tool_call", "answer_too_large", "no_choices"];
+        match self.class {
+            ErrorClass::Transient => self.code != ATTEMPT_TIMEOUT,
+            ErrorClass::Ambiguous => true,
+            ErrorClass::Incomplete => !REQUESTS.contains(&self.code.as_str()),
+            _ => false,
+        }
+    }
+
     /// The usage that is stored with the job, in the same shape as that of an answer.
     #[must_use]
     pub fn usage_json(&self) -> serde_json::Value {
         let (endpoint, model) = (self.endpoint.as_deref(), self.model.as_deref());
-        usage_json(&self.usage, self.latency_ms, self.first_token_ms, endpoint, model, self.status)
+        let mut usage = usage_json(&self.usage, self.latency_ms, self.first_token_ms, endpoint, model, self.status);
+        self.trail.add_to(&mut usage);
+        usage
     }
 
     /// Everything but what the model answered, as the JSON that is stored with the attempt.

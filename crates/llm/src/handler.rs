@@ -38,7 +38,11 @@ impl Engine {
     fn request_for(&self, payload: &RawValue, context: &Context) -> Result<Request<'_>, Box<CallError>> {
         let left = context.deadline().map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let deadline = left.map(|left| left.saturating_sub(DEADLINE_MARGIN));
-        self.request(context.kind(), payload.get(), Attempt { number: context.attempt(), deadline })
+        self.request(
+            context.kind(),
+            payload.get(),
+            Attempt { number: context.attempt(), deadline, job: context.job_id(), model: None },
+        )
     }
 
     async fn decide(&self, request: Result<Request<'_>, Box<CallError>>, context: &Context) -> Outcome {
@@ -63,7 +67,10 @@ fn outcome(called: Result<Answer, Box<CallError>>, is_last: bool) -> Outcome {
     };
     let job_error = || JobError::new(error.class.as_str(), error.to_string()).with_detail(error.to_json());
     match error.verdict() {
-        Verdict::Snooze => Outcome::snooze(error.wait.unwrap_or(SNOOZE_DEFAULT), error.to_string()),
+        Verdict::Snooze => {
+            let (delay, reason) = (error.wait.unwrap_or(SNOOZE_DEFAULT), error.to_string());
+            Outcome::Snooze { delay, reason, gate: error.gate }
+        }
         Verdict::Retry if !is_last => Outcome::Retry { error: job_error(), delay: error.wait },
         Verdict::Retry | Verdict::Fail => Outcome::fail(job_error()),
     }
@@ -83,12 +90,14 @@ mod tests {
     #[test]
     fn the_class_decides() {
         let seven = Duration::from_secs(7);
-        assert!(matches!(decided(ErrorClass::NotNow, true), Outcome::Snooze { delay, .. } if delay == seven));
+        for class in [ErrorClass::NotNow, ErrorClass::OutOfCredit] {
+            assert!(matches!(decided(class, true), Outcome::Snooze { delay, .. } if delay == seven));
+        }
         for class in [ErrorClass::Transient, ErrorClass::Ambiguous, ErrorClass::Incomplete, ErrorClass::Schema] {
             assert!(matches!(decided(class, false), Outcome::Retry { delay: Some(delay), .. } if delay == seven));
             assert!(matches!(decided(class, true), Outcome::Fail(error) if error.class == class.as_str()));
         }
-        for class in [ErrorClass::Terminal, ErrorClass::OutOfCredit, ErrorClass::Truncated] {
+        for class in [ErrorClass::Terminal, ErrorClass::Truncated] {
             assert!(matches!(decided(class, false), Outcome::Fail(error) if error.detail["code"] == "code"));
         }
     }

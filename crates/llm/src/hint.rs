@@ -25,17 +25,42 @@ pub fn wait_hint(headers: &HeaderMap, body: Option<Duration>, now: SystemTime) -
     body.and_then(sane).or_else(|| exhausted_budget(&get, now))
 }
 
+/// How long nothing more is to be had, by the headers of a good answer: the latest reset among the budgets of which nothing
+/// remains. Those that have no limit (Azure sends 0 or -1 for it) are none.
+#[must_use]
+pub fn exhausted(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
+    exhausted_budget(&|name: &str| headers.get(name).and_then(|value| value.to_str().ok()), now)
+}
+
+/// The names of what is left, of what there is, and of when there is more again.
+const BUDGETS: [[&str; 3]; 6] = [
+    ["x-ratelimit-remaining-requests", "x-ratelimit-limit-requests", "x-ratelimit-reset-requests"],
+    ["x-ratelimit-remaining-tokens", "x-ratelimit-limit-tokens", "x-ratelimit-reset-tokens"],
+    [
+        "anthropic-ratelimit-requests-remaining",
+        "anthropic-ratelimit-requests-limit",
+        "anthropic-ratelimit-requests-reset",
+    ],
+    ["anthropic-ratelimit-tokens-remaining", "anthropic-ratelimit-tokens-limit", "anthropic-ratelimit-tokens-reset"],
+    [
+        "anthropic-ratelimit-input-tokens-remaining",
+        "anthropic-ratelimit-input-tokens-limit",
+        "anthropic-ratelimit-input-tokens-reset",
+    ],
+    [
+        "anthropic-ratelimit-output-tokens-remaining",
+        "anthropic-ratelimit-output-tokens-limit",
+        "anthropic-ratelimit-output-tokens-reset",
+    ],
+];
+
 /// The latest reset among the budgets of which nothing remains.
 fn exhausted_budget<'a>(get: &impl Fn(&str) -> Option<&'a str>, now: SystemTime) -> Option<Duration> {
-    let openai = ["requests", "tokens"]
-        .map(|what| (format!("x-ratelimit-remaining-{what}"), format!("x-ratelimit-reset-{what}")));
-    let anthropic = ["requests", "tokens", "input-tokens", "output-tokens"]
-        .map(|what| (format!("anthropic-ratelimit-{what}-remaining"), format!("anthropic-ratelimit-{what}-reset")));
-    openai
+    let is_limited = |limit| get(limit).and_then(number).is_none_or(|limit| limit > 0.0);
+    BUDGETS
         .iter()
-        .chain(&anthropic)
-        .filter(|(remaining, _)| get(remaining).is_some_and(|text| text.trim() == "0"))
-        .filter_map(|(_, reset)| get(reset).and_then(|text| reset_time(text, now)))
+        .filter(|[remaining, limit, _]| get(remaining).is_some_and(|text| text.trim() == "0") && is_limited(limit))
+        .filter_map(|[_, _, reset]| get(reset).and_then(|text| reset_time(text, now)))
         .max()
 }
 
@@ -217,6 +242,12 @@ mod tests {
         assert_eq!(hint(&pairs[..4]), Some(20));
         assert_eq!(hint(&pairs), Some(30_000));
         assert_eq!(hint(&pairs[2..4]), None);
+        assert_eq!(exhausted(&headers(&pairs), now()), Some(Duration::from_secs(30)));
+        assert_eq!(exhausted(&headers(&[("retry-after", "5")]), now()), None);
+        for limit in ["0", "-1"] {
+            let unlimited = [("x-ratelimit-limit-requests", limit), pairs[0], pairs[1]];
+            assert_eq!(exhausted(&headers(&unlimited), now()), None, "{limit}");
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@ use crate::error::{CallError, ErrorClass};
 use crate::prompt_kind::{Expected, PromptKind};
 use crate::redact::Redactor;
 use crate::text::{SNIPPET_BYTES_MAX, capped, label, storable};
+use crate::trail::Trail;
 use serde_json::value::RawValue;
 
 /// Finish reasons that mean "the token limit cut it", in the words of several servers.
@@ -49,6 +50,7 @@ pub(crate) fn judge(
                 latency_ms: millis(received.latency),
                 first_token_ms: received.first_token.map(millis),
                 usage: received.assembly.usage,
+                trail: Trail::default(),
             })
         }
         Err(mut error) => {

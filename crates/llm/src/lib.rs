@@ -8,11 +8,13 @@
 //! 3. `call` (with `transport`, `clock`, `stream`): one HTTP request, its stream and its timeouts.
 //! 4. `assembly`, `judge` and `answer`: what is an answer. `classify`, `hint`, `error`: what is a failure, and what to do about it.
 //!    `price`: what it cost.
-//! 5. `gate`: who was told "not now" does not ask again at once. `secret`, `redact`: keys are seen by nobody.
+//! 5. `route`, `attempt` and `hedge`: who is asked, and who next; `trail`: who was. `gate`: who was told "not now" does not ask
+//!    again at once, and neither does anybody else. `secret`, `redact`: keys are seen by nobody.
 //! 6. `handler`: the joint to the queue. `sim`: a provider that behaves as badly as told.
 
 pub mod answer;
 mod assembly;
+mod attempt;
 mod body;
 mod call;
 pub mod classify;
@@ -20,27 +22,31 @@ mod clock;
 pub mod config;
 mod engine;
 pub mod error;
-mod gate;
+pub mod gate;
 mod handler;
+mod hedge;
 pub mod hint;
 mod http;
 mod judge;
 pub mod price;
 mod prompt_kind;
 pub mod redact;
+mod route;
 mod schema;
 pub mod secret;
 pub mod sim;
 pub mod stream;
 mod template;
 mod text;
+pub mod trail;
 mod transport;
 
 pub use answer::{Answer, Usage};
 pub use call::ANSWER_BYTES_MAX;
 pub use config::{Config, ConfigError};
-pub use engine::{Attempt, Engine};
+pub use engine::{Attempt, Engine, KindGates};
 pub use error::{CallError, ErrorClass, Verdict};
+pub use gate::{EndpointGates, LocalGates};
 pub use http::http_client;
 pub use prompt_kind::{CHAT, SUMMARIZE};
 pub use secret::Secret;

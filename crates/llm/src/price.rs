@@ -118,7 +118,7 @@ impl Prices {
 
     /// What is known of an endpoint of this model.
     pub(crate) fn quote(&self, model: &str, endpoint: &Endpoint) -> Quote {
-        let Endpoint { provider, model: asked } = endpoint;
+        let Endpoint { provider, model: asked, .. } = endpoint;
         let listed = || listed(&self.listed, provider, asked);
         let price = self.of_models.get(model).or_else(listed).cloned();
         Quote { price, listed: self.listed.clone(), provider: provider.clone() }
@@ -186,7 +186,7 @@ mod tests {
     }
 
     fn endpoint(provider: &str, model: &str) -> Endpoint {
-        Endpoint { provider: provider.to_owned(), model: model.to_owned() }
+        Endpoint { provider: provider.to_owned(), model: model.to_owned(), first_token_ms: None }
     }
 
     const TOML: &str = r#"

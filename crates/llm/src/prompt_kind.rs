@@ -10,6 +10,7 @@ use crate::config::{
 use crate::error::CallError;
 use crate::schema::AnswerSchema;
 use crate::template::{RenderError, Template, values};
+use bytes::Bytes;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -41,6 +42,8 @@ pub(crate) struct PromptKind {
     max_output_tokens: Option<u64>,
     pub(crate) max_attempts: Option<u32>,
     pub(crate) on_truncated: OnTruncated,
+    /// The section of the model to ask when the context is too long.
+    pub(crate) larger: Option<String>,
 }
 
 /// How a provider wants to be spoken to.
@@ -57,6 +60,24 @@ pub(crate) struct Prompt {
     /// The model the payload names (`llm.chat` only).
     pub(crate) model: Option<String>,
     expected: Expected,
+}
+
+/// The fields that limit the answer.
+const LIMITS: [&str; 2] = [MaxTokensField::MaxTokens.as_str(), MaxTokensField::MaxCompletionTokens.as_str()];
+
+/// A request that is ready to be sent to one endpoint, and can be made one for another.
+#[derive(Debug)]
+pub(crate) struct Draft {
+    pub(crate) text: Bytes,
+    own: Own,
+    pub(crate) expected: Expected,
+}
+
+/// What the payload itself says in fields that differ from endpoint to endpoint.
+#[derive(Debug)]
+struct Own {
+    has_limit: bool,
+    stream_options: Body,
 }
 
 /// What is known beforehand about the answer to a prompt.
@@ -100,6 +121,7 @@ impl PromptKind {
             max_output_tokens: kind.max_output_tokens,
             max_attempts: kind.max_attempts,
             on_truncated: kind.on_truncated,
+            larger: kind.on_context_length.clone(),
         })
     }
 
@@ -196,33 +218,70 @@ impl PromptKind {
         Ok(Prompt { body, model, expected: Expected { choices, wants_json, may_be_empty: true } })
     }
 
-    /// The request for one endpoint, and what to expect of its answer. `max_output_tokens` is the model's limit. Takes the
-    /// prompt, since a call must not hold it a second time for as long as it lasts.
-    pub(crate) fn request(
+    /// The request for one endpoint. `max_output_tokens` is the model's limit. Takes the prompt, since an attempt must not
+    /// hold it a second time for as long as it lasts.
+    pub(crate) fn draft(
         &self,
         prompt: Prompt,
         endpoint: &Endpoint,
         dialect: Dialect,
         max_output_tokens: Option<u64>,
-    ) -> (String, Expected) {
+    ) -> Draft {
         let Prompt { mut body, expected, .. } = prompt;
-        body.set("model", &endpoint.model);
+        let own = Own {
+            has_limit: LIMITS.iter().any(|name| body.get(name).is_some()),
+            stream_options: body.get("stream_options").and_then(|raw| Body::parse(raw).ok()).unwrap_or_default(),
+        };
         if let Some(temperature) = self.temperature.filter(|_| body.get("temperature").is_none()) {
             body.set("temperature", temperature);
         }
-        let has_limit = ["max_tokens", "max_completion_tokens"].iter().any(|name| body.get(name).is_some());
-        if let Some(limit) = self.max_output_tokens.or(max_output_tokens).filter(|_| !has_limit) {
-            body.set(dialect.max_tokens_field.as_str(), limit);
+        self.address(&mut body, &own, endpoint, dialect, max_output_tokens);
+        Draft { text: body.text().into(), own, expected }
+    }
+
+    /// The same request for another endpoint.
+    pub(crate) fn redraft(
+        &self,
+        draft: &Draft,
+        endpoint: &Endpoint,
+        dialect: Dialect,
+        max_output_tokens: Option<u64>,
+    ) -> Bytes {
+        let text = std::str::from_utf8(&draft.text).expect("it was made from text");
+        let mut body = Body::parse(text).expect("it was made from an object");
+        self.address(&mut body, &draft.own, endpoint, dialect, max_output_tokens);
+        body.text().into()
+    }
+
+    /// Sets what differs from endpoint to endpoint, whatever was set for another one.
+    fn address(
+        &self,
+        body: &mut Body,
+        own: &Own,
+        endpoint: &Endpoint,
+        dialect: Dialect,
+        max_output_tokens: Option<u64>,
+    ) {
+        body.set("model", &endpoint.model);
+        if !own.has_limit {
+            LIMITS.iter().for_each(|name| body.remove(name));
+            if let Some(limit) = self.max_output_tokens.or(max_output_tokens) {
+                body.set(dialect.max_tokens_field.as_str(), limit);
+            }
         }
         body.set("stream", true);
         if dialect.stream_usage {
-            let mut options = body.get("stream_options").and_then(|raw| Body::parse(raw).ok()).unwrap_or_default();
+            let mut options = own.stream_options.clone();
             options.set("include_usage", true);
             body.set("stream_options", &options);
         } else {
             body.remove("stream_options");
         }
-        (body.text(), expected)
+    }
+
+    /// The longest answer that is asked for, where the payload says nothing else.
+    pub(crate) fn max_output_tokens(&self) -> Option<u64> {
+        self.max_output_tokens
     }
 
     fn refuse(&self, problem: &str) -> Box<CallError> {
@@ -256,7 +315,7 @@ mod tests {
     }
 
     fn endpoint() -> Endpoint {
-        Endpoint { provider: "p".to_owned(), model: "up-1".to_owned() }
+        Endpoint { provider: "p".to_owned(), model: "up-1".to_owned(), first_token_ms: None }
     }
 
     const DIALECT: Dialect = Dialect { max_tokens_field: MaxTokensField::MaxTokens, stream_usage: true };
@@ -265,7 +324,7 @@ mod tests {
     fn summarize_ships() {
         let kind = kind(SUMMARIZE, "");
         let prompt = kind.prompt(r#"{"text":"A tale."}"#).unwrap();
-        let request: Value = serde_json::from_str(&kind.request(prompt, &endpoint(), DIALECT, Some(99)).0).unwrap();
+        let request: Value = serde_json::from_slice(&kind.draft(prompt, &endpoint(), DIALECT, Some(99)).text).unwrap();
         assert_eq!(request["messages"][1], json!({ "role": "user", "content": "A tale." }));
         assert_eq!(request["model"], "up-1");
         assert_eq!(request["max_tokens"], 99);
@@ -298,7 +357,7 @@ mod tests {
         let prompt = chat.prompt(payload).unwrap();
         assert_eq!(prompt.model.as_deref(), Some("default"));
         assert_eq!(
-            chat.request(prompt, &endpoint(), DIALECT, Some(99)).0,
+            chat.draft(prompt, &endpoint(), DIALECT, Some(99)).text,
             r#"{"seed":9007199254740993,"messages":[{"role":"user","content":"x","n":1e400}],"model":"up-1","stream":true,"stream_options":{"include_obfuscation":false,"include_usage":true},"max_completion_tokens":7}"#
         );
         let two = chat.prompt(r#"{"messages":[],"model":null,"n":2}"#).unwrap();
@@ -309,11 +368,37 @@ mod tests {
     }
 
     #[test]
+    fn a_request_for_another_endpoint_is_as_if_it_had_been_the_first() {
+        let other = Endpoint { model: "up-2".to_owned(), ..endpoint() };
+        let plain = Dialect { max_tokens_field: MaxTokensField::MaxCompletionTokens, stream_usage: false };
+        let chat = kind(CHAT, "temperature = 0.5");
+        for payload in [
+            r#"{"messages":[{"n":1e400}],"stream_options":{"include_obfuscation":false},"max_completion_tokens":7}"#,
+            r#"{"messages":[],"temperature":1}"#,
+            r#"{"messages":[],"stream_options":"nonsense"}"#,
+        ] {
+            let draft = |endpoint: &Endpoint, dialect, limit| {
+                chat.draft(chat.prompt(payload).unwrap(), endpoint, dialect, limit)
+            };
+            let sorted = |text: &[u8]| {
+                let text = std::str::from_utf8(text).unwrap();
+                let mut fields: Vec<(String, String)> =
+                    Body::parse(text).unwrap().fields().map(|(a, b)| (a.into(), b.into())).collect();
+                fields.sort();
+                fields
+            };
+            let (first, second) = (draft(&endpoint(), DIALECT, Some(5)), draft(&other, plain, None));
+            assert_eq!(sorted(&chat.redraft(&first, &other, plain, None)), sorted(&second.text), "{payload}");
+            assert_eq!(sorted(&chat.redraft(&second, &endpoint(), DIALECT, Some(5))), sorted(&first.text), "{payload}");
+        }
+    }
+
+    #[test]
     fn a_schema_is_sent_and_can_be_kept_back() {
         let source = "user = \"{{ t }}\"\ntemperature = 0.0\nschema = { type = \"object\" }";
         let with = kind("a.b", source);
         let prompt = with.prompt(r#"{"t":1}"#).unwrap();
-        let request: Value = serde_json::from_str(&with.request(prompt, &endpoint(), DIALECT, None).0).unwrap();
+        let request: Value = serde_json::from_slice(&with.draft(prompt, &endpoint(), DIALECT, None).text).unwrap();
         assert_eq!(
             request["response_format"],
             json!({ "type": "json_schema", "json_schema": { "name": "a_b", "schema": { "type": "object" } } })
@@ -321,6 +406,7 @@ mod tests {
         assert_eq!(request["temperature"], 0.0);
         let without = kind("k", &format!("{source}\nresponse_format = \"none\""));
         let prompt = without.prompt(r#"{"t":1}"#).unwrap();
-        assert!(!without.request(prompt, &endpoint(), DIALECT, None).0.contains("response_format"));
+        let request: Value = serde_json::from_slice(&without.draft(prompt, &endpoint(), DIALECT, None).text).unwrap();
+        assert_eq!(request.get("response_format"), None);
     }
 }

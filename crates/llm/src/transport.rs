@@ -26,6 +26,8 @@ pub(crate) struct Transport {
     url: Url,
     headers: HeaderMap,
     pub(crate) dialect: Dialect,
+    /// Tells keys apart without showing them. `None`: it has none.
+    pub(crate) key_mark: Option<String>,
 }
 
 /// The address may hold a password, so only the host is shown.
@@ -57,12 +59,14 @@ impl Transport {
         }
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        let mut key_mark = None;
         if let Some((key, secret)) =
             api_key(provider, environment, folder).map_err(|(key, problem)| ConfigError::new(place(key), problem))?
         {
             let value = header_value(&format!("Bearer {}", secret.expose()))
                 .map_err(|problem| ConfigError::new(place(key), problem))?;
             headers.insert(AUTHORIZATION, value);
+            key_mark = Some(mark(&secret));
             secrets.push(secret);
         }
         for (header, source) in &provider.headers {
@@ -79,11 +83,11 @@ impl Transport {
             max_tokens_field: provider.max_tokens_field.unwrap_or_else(|| usual_field(&base)),
             stream_usage: provider.stream_usage,
         };
-        Ok(Self { client, url: chat_url(base), headers, dialect })
+        Ok(Self { client, url: chat_url(base), headers, dialect, key_mark })
     }
 
     /// Sends a request; ready when status and headers of the answer are there.
-    pub(crate) fn send(&self, body: String) -> impl Future<Output = reqwest::Result<Response>> + use<> {
+    pub(crate) fn send(&self, body: bytes::Bytes) -> impl Future<Output = reqwest::Result<Response>> + use<> {
         let mut request = Request::new(Method::POST, self.url.clone());
         *request.headers_mut() = self.headers.clone();
         *request.body_mut() = Some(body.into());
@@ -205,6 +209,15 @@ fn header_value(text: &str) -> Result<HeaderValue, String> {
     Ok(value)
 }
 
+/// A short mark of a key: 24 bits of a hash, far too few to find a key by and enough to tell some keys apart.
+fn mark(secret: &Secret) -> String {
+    let hash = secret
+        .expose()
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    format!("{:06x}", (hash ^ (hash >> 32)) & 0xff_ffff)
+}
+
 /// `{base}/chat/completions`, with the query of the base.
 fn chat_url(mut base: Url) -> Url {
     let path = format!("{}/chat/completions", base.path().trim_end_matches('/'));
@@ -223,6 +236,12 @@ fn usual_field(base: &Url) -> MaxTokensField {
 
 /// What it means that no answer came at all.
 pub(crate) fn connection_error(error: &reqwest::Error, host: String) -> Box<CallError> {
+    let mut failure = without_answer(error, host);
+    failure.was_sent = !error.is_connect() && !error.is_builder();
+    failure
+}
+
+fn without_answer(error: &reqwest::Error, host: String) -> Box<CallError> {
     let cause = root_cause(error);
     let has = |words: &[&str]| words.iter().any(|word| cause.to_ascii_lowercase().contains(word));
     if !error.is_connect() {

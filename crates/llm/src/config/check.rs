@@ -1,6 +1,6 @@
 //! Whether a configuration hangs together. Every mistake names its key and what to do about it.
 
-use super::{Config, ConfigError, Kind, Model, Provider, Timeouts, list};
+use super::{Config, ConfigError, Endpoint, Kind, Model, Provider, Timeouts, list};
 use std::collections::BTreeMap;
 
 impl Config {
@@ -18,6 +18,12 @@ impl Config {
             ));
         }
         for (name, provider) in &self.providers {
+            if name.is_empty() || name.len() > 80 || name.contains('/') || name.chars().any(char::is_control) {
+                return Err(ConfigError::new(
+                    format!("providers.{}", name.replace(char::is_control, "\u{FFFD}")),
+                    "no name for a provider; use 1 to 80 bytes, no slash (gates are named PROVIDER/MODEL) and no control characters",
+                ));
+            }
             provider.check(&format!("providers.{name}"))?;
         }
         for (name, model) in &self.models {
@@ -35,6 +41,20 @@ impl Config {
                 ));
             }
             kind.check(name, &place)?;
+            self.check_larger(kind, &place)?;
+        }
+        Ok(())
+    }
+
+    fn check_larger(&self, kind: &Kind, place: &str) -> Result<(), ConfigError> {
+        let Some(larger) = kind.on_context_length.as_deref() else { return Ok(()) };
+        let wrong = |problem| Err(ConfigError::new(format!("{place}.on_context_length"), problem));
+        if !self.models.contains_key(larger) {
+            let declared = list(self.models.keys());
+            return wrong(format!("no model {larger:?}; declared: {declared}. Add [models.{larger}] or fix the name"));
+        }
+        if self.model_name(kind.model.as_deref())? == larger {
+            return wrong("is the kind's own model; name one that takes more".to_owned());
         }
         Ok(())
     }
@@ -91,7 +111,8 @@ impl Model {
                 "nobody to ask; set provider = \"NAME\", or route = [{ provider = \"NAME\", model = \"NAME\" }]",
             ));
         }
-        for endpoint in self.endpoints(name) {
+        let endpoints = self.endpoints(name);
+        for (index, endpoint) in endpoints.iter().enumerate() {
             if !providers.contains_key(&endpoint.provider) {
                 let declared = list(providers.keys());
                 let wanted = &endpoint.provider;
@@ -100,7 +121,16 @@ impl Model {
                     format!("no provider {wanted:?}; declared: {declared}. Add [providers.{wanted}] or fix the name"),
                 ));
             }
+            endpoint.check(&format!("{place}.{}", if self.provider.is_some() { "model" } else { "route" }))?;
+            let same = |other: &Endpoint| (&other.provider, &other.model) == (&endpoint.provider, &endpoint.model);
+            if endpoints[..index].iter().any(same) {
+                return Err(ConfigError::new(
+                    format!("{place}.route"),
+                    format!("{}/{} stands there twice; keep one", endpoint.provider, endpoint.model),
+                ));
+            }
         }
+        within_a_day(&format!("{place}.hedge_after_ms"), self.hedge_after_ms)?;
         let Timeouts { connect_ms, first_token_ms, between_tokens_ms, attempt_ms } = self.timeouts;
         for (key, value) in [
             ("connect_ms", connect_ms),
@@ -108,14 +138,21 @@ impl Model {
             ("between_tokens_ms", between_tokens_ms),
             ("attempt_ms", attempt_ms),
         ] {
-            if value == 0 || value > 86_400_000 {
-                return Err(ConfigError::new(
-                    format!("{place}.timeouts.{key}"),
-                    "must be from 1 to 86400000 (a day, in milliseconds)",
-                ));
-            }
+            within_a_day(&format!("{place}.timeouts.{key}"), Some(value))?;
         }
         at_least_one(&format!("{place}.max_output_tokens"), self.max_output_tokens)
+    }
+}
+
+impl Endpoint {
+    fn check(&self, place: &str) -> Result<(), ConfigError> {
+        if self.model.is_empty() || self.model.len() > 100 || self.model.chars().any(char::is_control) {
+            return Err(ConfigError::new(
+                place,
+                "no name for a model at a provider; use 1 to 100 bytes and no control characters",
+            ));
+        }
+        within_a_day(&format!("{place}.first_token_ms"), self.first_token_ms)
     }
 }
 
@@ -126,7 +163,7 @@ impl Kind {
         {
             return Err(ConfigError::new(
                 place,
-                "llm.chat takes the request as the payload; it can only set model, temperature, max_output_tokens, max_attempts and on_truncated",
+                "llm.chat takes the request as the payload; it can only set model, temperature, max_output_tokens, max_attempts, on_truncated and on_context_length",
             ));
         }
         if self.user.is_none() && name != crate::prompt_kind::SUMMARIZE && name != crate::prompt_kind::CHAT {
@@ -146,6 +183,13 @@ impl Kind {
         }
         at_least_one(&format!("{place}.max_output_tokens"), self.max_output_tokens)?;
         at_least_one(&format!("{place}.max_attempts"), self.max_attempts.map(u64::from))
+    }
+}
+
+fn within_a_day(place: &str, ms: Option<u64>) -> Result<(), ConfigError> {
+    match ms {
+        Some(0 | 86_400_001..) => Err(ConfigError::new(place, "must be from 1 to 86400000 (a day, in milliseconds)")),
+        _ => Ok(()),
     }
 }
 
@@ -252,6 +296,41 @@ mod tests {
                 "kinds.llm.chat: llm.chat takes the request as the payload",
             ),
             (format!("{model}[kinds.k]\nuser = 5"), "line 6, user: invalid type: integer `5`, expected a string"),
+        ] {
+            let found = mistake(&text);
+            assert!(found.starts_with(expected), "{found}\n  wanted: {expected}");
+        }
+    }
+
+    #[test]
+    fn mistakes_in_routes_name_the_key_and_the_cure() {
+        let provider = "[providers.a]\nbase_url = \"http://x/v1\"\n";
+        let model = format!("{provider}[models.m]\nprovider = \"a\"\n");
+        for (text, expected) in [
+            (
+                "[providers.\"a/b\"]\nbase_url = \"http://x/v1\"".to_owned(),
+                "providers.a/b: no name for a provider; use 1 to 80 bytes, no slash",
+            ),
+            (format!("{model}hedge_after_ms = 0"), "models.m.hedge_after_ms: must be from 1 to 86400000"),
+            (
+                format!("{provider}[models.m]\nroute = [{{ provider = \"a\", model = \"x\", first_token_ms = 0 }}]"),
+                "models.m.route.first_token_ms: must be from 1",
+            ),
+            (
+                format!(
+                    "{provider}[models.m]\nroute = [{{ provider = \"a\", model = \"x\" }}, {{ provider = \"a\", model = \"x\" }}]"
+                ),
+                "models.m.route: a/x stands there twice; keep one",
+            ),
+            (format!("{provider}[models.m]\nprovider = \"a\"\nmodel = \"\""), "models.m.model: no name for a model"),
+            (
+                format!("{model}[kinds.k]\nuser = \"u\"\non_context_length = \"x\""),
+                "kinds.k.on_context_length: no model \"x\"; declared: m. Add [models.x]",
+            ),
+            (
+                format!("{model}[kinds.k]\nuser = \"u\"\non_context_length = \"m\""),
+                "kinds.k.on_context_length: is the kind's own model",
+            ),
         ] {
             let found = mistake(&text);
             assert!(found.starts_with(expected), "{found}\n  wanted: {expected}");

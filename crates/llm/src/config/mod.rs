@@ -74,11 +74,16 @@ pub struct Provider {
     /// Whether to ask for usage in streams. Default true; turn it off for servers that reject `stream_options`.
     #[serde(default = "yes")]
     pub stream_usage: bool,
-    /// How long nobody asks for a model here after the account was found empty, in milliseconds. Default 300,000.
+    /// How long nobody asks for a model here after the account was found empty, in milliseconds. Default 300,000. Only without a
+    /// database; with one, the endpoint stays closed until somebody opens it.
     #[serde(default = "five_minutes")]
     pub credit_pause_ms: u64,
     /// A proxy: its URL, or `env` for `HTTPS_PROXY` and its relatives. Default: none, whatever the environment says.
     pub proxy: Option<String>,
+    /// Whether the key is part of the names of this provider's gates. Default false: what the provider says to one worker holds for
+    /// all that have a provider of this name. Turn it on where workers have different keys (accounts) under the same name.
+    #[serde(default)]
+    pub gate_by_key: bool,
     /// The key itself, for programs that have it already. Not readable from a file.
     #[serde(skip)]
     pub api_key: Option<Secret>,
@@ -115,7 +120,7 @@ pub enum MaxTokensField {
 impl MaxTokensField {
     /// The name as it stands in the request.
     #[must_use]
-    pub fn as_str(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::MaxTokens => "max_tokens",
             Self::MaxCompletionTokens => "max_completion_tokens",
@@ -131,9 +136,13 @@ pub struct Model {
     pub provider: Option<String>,
     /// Short for a route of one endpoint: the model's name there. Default: the name of this section.
     pub model: Option<String>,
-    /// Endpoints in order of preference. Attempt 1 asks the first; each further attempt moves on by one and starts over.
+    /// Endpoints in order of preference. Attempt 1 begins with the first, each further attempt one later, and around. Within an
+    /// attempt the next one is asked when one is closed, says "not now", has no credit left, or is too slow to begin.
     #[serde(default)]
     pub route: Vec<Endpoint>,
+    /// Ask a second time when no first token came for so long, in milliseconds: at the next open endpoint, else at the same. The
+    /// first to begin an answer is heard out, the other is cut off, and paid for where the provider does so. Default: never.
+    pub hedge_after_ms: Option<u64>,
     /// The token limit of an answer, for kinds that set none. Default: none is sent.
     pub max_output_tokens: Option<u64>,
     /// How long to wait for what.
@@ -151,6 +160,9 @@ pub struct Endpoint {
     pub provider: String,
     /// The model's name there.
     pub model: String,
+    /// How long to wait for the first token here before the next open endpoint is asked instead, in milliseconds. Where none is
+    /// open, the model's own `first_token_ms` counts. Default: as long as that.
+    pub first_token_ms: Option<u64>,
 }
 
 /// The four clocks of a call, in milliseconds. What a provider needs in bad times, not in good ones.
@@ -213,6 +225,9 @@ pub struct Kind {
     /// JSON answers and empty ones always fail.
     #[serde(default)]
     pub on_truncated: OnTruncated,
+    /// The model to ask instead, at once and in the same attempt, when the context is too long for the kind's own: by the name of its
+    /// section. Default: the job fails.
+    pub on_context_length: Option<String>,
 }
 
 /// Where a schema comes from.
@@ -306,9 +321,10 @@ impl Config {
             stream_usage: true,
             credit_pause_ms: five_minutes(),
             proxy: None,
+            gate_by_key: false,
             api_key,
         };
-        let endpoint = Endpoint { provider: SINGLE.to_owned(), model: model.to_owned() };
+        let endpoint = Endpoint { provider: SINGLE.to_owned(), model: model.to_owned(), first_token_ms: None };
         let model = Model { route: vec![endpoint], ..Model::default() };
         let config = Self {
             providers: BTreeMap::from([(SINGLE.to_owned(), provider)]),
@@ -370,6 +386,7 @@ impl Model {
                 vec![Endpoint {
                     provider: provider.clone(),
                     model: self.model.clone().unwrap_or_else(|| name.to_owned()),
+                    first_token_ms: None,
                 }]
             }
             None => self.route.clone(),

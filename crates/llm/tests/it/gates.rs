@@ -13,7 +13,7 @@ async fn an_empty_account_is_asked_once_for_a_hundred_jobs() {
     assert_error(&pair.fails().await, OutOfCredit, "insufficient_quota", Some(429));
     for number in 0..99 {
         let error = pair.summarize(&format!("Text {number}.")).await.unwrap_err();
-        assert_error(&error, NotNow, "insufficient_quota", None);
+        assert_error(&error, NotNow, "out_of_credit", None);
         assert!(error.wait.unwrap() > Duration::from_secs(50), "{error:?}");
         assert!(error.message.contains("429 Too Many Requests: You exceeded your current quota"), "{error}");
         assert_eq!(error.verdict(), Verdict::Snooze);
@@ -26,7 +26,7 @@ async fn after_the_wait_a_probe_opens_the_gate() {
     let pair = Pair::new(step("first=1,do=429,retry_after_ms=150")).await;
     let wait = pair.fails().await.wait.unwrap();
     let turned_away = pair.summarize("Other.").await.unwrap_err();
-    assert_error(&turned_away, NotNow, "rate_limit_exceeded", None);
+    assert_error(&turned_away, NotNow, "rate_limited", None);
     assert_eq!(pair.sim.stats().requests, 1);
     tokio::time::sleep(wait).await;
     pair.summarize("Probe.").await.unwrap();
@@ -56,7 +56,7 @@ async fn two_stops(first: Fault, second: Fault) -> (Sim, Sim, Engine) {
 #[tokio::test]
 async fn each_attempt_moves_on_along_the_route() {
     let (one, two, engine) = two_stops(Fault::Status(500), Fault::Ok).await;
-    let run = |number| engine.run("summarize", r#"{"text":"x"}"#, Attempt { number, deadline: None });
+    let run = |number| engine.run("summarize", r#"{"text":"x"}"#, Attempt { number, ..Attempt::default() });
     assert_eq!(within(run(1)).await.unwrap_err().endpoint.as_deref(), Some("one"));
     let answer = within(run(2)).await.unwrap();
     assert_eq!((answer.endpoint.as_str(), answer.model.as_str()), ("two", "b"));
@@ -66,11 +66,15 @@ async fn each_attempt_moves_on_along_the_route() {
 
 #[tokio::test]
 async fn a_closed_gate_is_passed_by() {
-    let (one, two, engine) = two_stops(Fault::Status(429), Fault::Ok).await;
-    let run = || engine.run("summarize", r#"{"text":"x"}"#, Attempt::default());
-    assert_eq!(within(run()).await.unwrap_err().class, NotNow);
-    assert_eq!(within(run()).await.unwrap().endpoint, "two");
-    assert_eq!((one.stats().requests, two.stats().requests), (1, 1));
+    for fault in [Fault::Status(429), Fault::InsufficientQuota] {
+        let (one, two, engine) = two_stops(fault, Fault::Ok).await;
+        let run = || engine.run("summarize", r#"{"text":"x"}"#, Attempt::default());
+        let refused = within(run()).await.unwrap();
+        assert_eq!((refused.endpoint.as_str(), refused.trail.requests), ("two", 2), "the next one is asked at once");
+        let closed = within(run()).await.unwrap();
+        assert_eq!((closed.endpoint.as_str(), closed.trail.requests), ("two", 1));
+        assert_eq!((one.stats().requests, two.stats().requests), (1, 2));
+    }
 }
 
 #[tokio::test]

@@ -39,7 +39,7 @@ async fn the_whole_attempt() {
 #[tokio::test]
 async fn the_jobs_own_deadline_shortens_the_attempt() {
     let pair = Pair::new(Fault::Hang).await;
-    let attempt = Attempt { number: 1, deadline: Some(Duration::from_millis(150)) };
+    let attempt = Attempt { deadline: Some(Duration::from_millis(150)), ..Attempt::default() };
     let error = within(pair.engine.run("summarize", r#"{"text":"x"}"#, attempt)).await.unwrap_err();
     assert_error(&error, Transient, "attempt_timeout", None);
 }
