@@ -106,6 +106,9 @@ begin
         execute format('alter table posthouse.%I attach partition posthouse.%I for values from (%s) to (%s)',
                        part, part || '_' || lo, lo, hi);
         execute format('alter table posthouse.%I drop constraint id_range', part || '_' || lo);
+        if posthouse.is_isolated() then
+          execute format('alter table posthouse.%I enable row level security', part || '_' || lo);
+        end if;
       end loop;
     exception when duplicate_table or invalid_object_definition then
       -- The snapshot of this transaction is older than the partitions that others have made: they are there all the same.

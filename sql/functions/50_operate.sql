@@ -12,6 +12,9 @@ declare
   j posthouse.job;
   state text;
 begin
+  if session_user <> current_user then
+    perform posthouse.check_job_login(job_id);
+  end if;
   select x.* into j from posthouse.job x where x.id = job_id for update;
   if j.id is null then
     state := posthouse.state_of(job_id);
@@ -157,6 +160,9 @@ declare
   w posthouse.worker;
   ahead bigint;
 begin
+  if session_user <> current_user then
+    perform posthouse.check_job_login(job_id);
+  end if;
   select * into j from posthouse.job x where x.id = job_id;
   if j.id is null then
     return query
@@ -207,12 +213,15 @@ end $$;
 
 -- The kinds with due jobs of a queue and tenant that no live worker serves.
 create or replace function posthouse.unserved_kinds(queue text, tenant text) returns text[]
-language sql stable
+language plpgsql stable
 set search_path = pg_catalog, pg_temp
 as $$
-  select coalesce(array_agg(distinct l.kind), '{}') from posthouse.lane l
-  where l.queue = unserved_kinds.queue and l.tenant = unserved_kinds.tenant
-    and exists (select from posthouse.job j where j.lane_id = l.id and j.state = 'queued' and j.run_at <= clock_timestamp())
-    and not exists (select from posthouse.worker w where w.dead_at is null and posthouse.lease_end(w) > clock_timestamp()
-                    and l.queue = any(w.queues) and l.kind = any(w.kinds))
-$$;
+begin
+  return (
+    select coalesce(array_agg(distinct l.kind), '{}') from posthouse.lane l
+    where l.queue = unserved_kinds.queue and l.tenant = unserved_kinds.tenant
+      and (session_user = current_user or posthouse.sees_all() or l.tenant = posthouse.own_tenant())
+      and exists (select from posthouse.job j where j.lane_id = l.id and j.state = 'queued' and j.run_at <= clock_timestamp())
+      and not exists (select from posthouse.worker w where w.dead_at is null and posthouse.lease_end(w) > clock_timestamp()
+                      and l.queue = any(w.queues) and l.kind = any(w.kinds)));
+end $$;

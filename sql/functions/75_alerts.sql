@@ -108,7 +108,9 @@ begin
       'new', a.count - a.told, 'raised_at', to_char(a.raised_at at time zone 'UTC', form),
       'last_at', to_char(a.last_at at time zone 'UTC', form)));
   update posthouse.alert x set told = a.count, told_at = clock_timestamp() where x.id = a.id;
-  perform pg_notify('posthouse_alert', message::text);
+  -- Everybody who can connect can listen: where tenants log in, they are not told whose jobs it is about.
+  perform pg_notify('posthouse_alert', case when posthouse.is_isolated()
+    then jsonb_set(message, '{data}', jsonb_build_object('alert', a.id)) else message end::text);
   if not posthouse.is_about_webhook(a) and (select w.enabled from posthouse.alert_webhook w) then
     -- The webhook's id is that of the message, whatever attempt delivers it.
     select e.id into job from posthouse.enqueue(kind => 'posthouse.webhook', queue => 'posthouse', tenant => 'posthouse',

@@ -32,6 +32,12 @@ const MIGRATIONS: &[Migration] = &[
         breaking: false,
         sql: include_str!("../../sql/migrations/0004_alerts.sql"),
     },
+    Migration {
+        version: 5,
+        name: "isolation",
+        breaking: false,
+        sql: include_str!("../../sql/migrations/0005_isolation.sql"),
+    },
 ];
 
 const FUNCTIONS: &[&str] = &[
@@ -49,6 +55,7 @@ const FUNCTIONS: &[&str] = &[
     include_str!("../../sql/functions/60_sweep.sql"),
     include_str!("../../sql/functions/70_retention.sql"),
     include_str!("../../sql/functions/75_alerts.sql"),
+    include_str!("../../sql/functions/80_isolation.sql"),
     include_str!("../../sql/views.sql"),
 ];
 
@@ -118,6 +125,12 @@ fn functions_checksum() -> String {
     format!("{:016x}", hasher.finish())
 }
 
+/// Everything happens under this lock; two at once would otherwise race even for `create schema if not exists`. The timeouts of the
+/// role or database are meant for statements that serve somebody.
+pub(super) const LOCK: &str =
+    "set local statement_timeout = 0; set local idle_in_transaction_session_timeout = 0; set local lock_timeout = '60s';
+select pg_advisory_xact_lock(1346912000, 0);";
+
 const BOOKS: &str = "create schema if not exists posthouse;
 create table if not exists posthouse.migration (
   version int primary key, name text not null, breaking boolean not null, applied_at timestamptz not null default clock_timestamp());
@@ -129,14 +142,7 @@ pub async fn migrate(database: &Database) -> Result<Vec<Migration>> {
     let (mut client, _task) = connect(&database.main, "migrate").await?;
     status(&client).await?.check_newer()?;
     let transaction = client.transaction().await?;
-    // Everything happens under this lock; two at once would otherwise race even for `create schema if not exists`.
-    // The timeouts of the role or database are meant for statements that serve somebody.
-    transaction
-        .batch_execute(
-            "set local statement_timeout = 0; set local idle_in_transaction_session_timeout = 0; set local lock_timeout = '60s';
-             select pg_advisory_xact_lock(1346912000, 0);",
-        )
-        .await?;
+    transaction.batch_execute(LOCK).await?;
     transaction.batch_execute(BOOKS).await?;
     let before = status(transaction.client()).await?;
     before.check_newer()?;
@@ -163,7 +169,9 @@ pub async fn migrate(database: &Database) -> Result<Vec<Migration>> {
             .batch_execute(&format!(
                 "insert into posthouse.meta values ('functions', '{sum}') on conflict (name) do update set value = excluded.value;
                  revoke all on all functions in schema posthouse from public;
-                 select posthouse.make_partitions(0);"
+                 select posthouse.make_partitions(0);
+                 -- New functions run as their caller and new tables have no policies until this was called again.
+                 select posthouse.isolate() where posthouse.is_isolated();"
             ))
             .await?;
     }

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use posthouse::store::{migrate, schema_status};
+use posthouse::store::{Isolation, isolate, migrate, schema_status};
 use serde_json::json;
 
 use crate::args::{Db, Global};
@@ -16,6 +16,7 @@ pub(crate) async fn run(command: Db, global: &Global) -> Result<ExitCode> {
     match command {
         Db::Migrate => apply(global).await,
         Db::Status => status(global).await,
+        Db::Isolate { dry_run, undo } => apart(dry_run, undo, global).await,
         Db::Url { show_password } => url(show_password, global),
     }
 }
@@ -62,6 +63,52 @@ async fn status(global: &Global) -> Result<ExitCode> {
         output::note("functions and views are of another posthouse; `posthouse db migrate` renews them");
     }
     Ok(ExitCode::SUCCESS)
+}
+
+async fn apart(dry_run: bool, undo: bool, global: &Global) -> Result<ExitCode> {
+    let done = isolate(&connect::database(global)?, undo, dry_run).await?;
+    if global.json {
+        let mut answer = serde_json::to_value(&done)?;
+        answer["dry_run"] = json!(dry_run);
+        answer["on"] = json!(if dry_run { done.was_on } else { !undo });
+        output::json(&answer)?;
+    } else if dry_run {
+        for statement in &done.statements {
+            output::line(format_args!("{};", clean(statement)))?;
+        }
+    } else if undo {
+        output::line("isolation is off: the roles have no rights any more, everything else is as before")?;
+    } else {
+        output::line(format_args!(
+            "isolation is {GOOD}on{GOOD:#}: grant posthouse_enqueue, posthouse_worker, posthouse_read or posthouse_operate to logins,"
+        ))?;
+        output::line("and say to which tenant each belongs: select posthouse.bind_login('LOGIN', 'TENANT')")?;
+    }
+    if !undo {
+        warn(&done);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What the administrator should know.
+fn warn(done: &Isolation) {
+    let owner = clean(&done.owner);
+    if done.owner_is_superuser {
+        output::note(format_args!(
+            "the schema belongs to {owner}, a superuser, and its functions run with his rights; one that is none is safer: see docs/isolation.md"
+        ));
+    }
+    if !done.owner_sees_transactions {
+        output::note(format_args!(
+            "{owner} does not see how long other roles' transactions are open; `grant pg_read_all_stats to {owner}` keeps claims fast while they are"
+        ));
+    }
+    for login in &done.overpowered {
+        output::note(format_args!(
+            "{} is bound to one tenant, but is a member of posthouse_worker or posthouse_operate, which are for all of them",
+            clean(login)
+        ));
+    }
 }
 
 /// The URL of a running `dev` comes first: that is what one asks for while it runs.

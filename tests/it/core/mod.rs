@@ -3,6 +3,7 @@
 mod claim;
 mod cost;
 mod enqueue;
+mod isolation;
 mod lease;
 mod operate;
 mod plans;
