@@ -83,7 +83,7 @@ fn engine(args: &Work) -> Result<Option<Engine>> {
         (None, _) => {
             let Some(file) = config_file(args) else { return Ok(None) };
             let config = Config::load(&file).map_err(failure)?;
-            if config.is_only_alerts() {
+            if config.asks_nobody() {
                 return Ok(None);
             }
             let engine = Engine::from_config(&config);

@@ -8,7 +8,8 @@ impl Config {
         if let Some(alerts) = &self.alerts {
             alerts.check()?;
         }
-        if self.is_only_alerts() {
+        super::gates::check(&self.gates)?;
+        if self.asks_nobody() {
             return Ok(());
         }
         if self.providers.is_empty() {

@@ -21,6 +21,7 @@
 pub mod alerts;
 mod check;
 mod error;
+pub mod gates;
 mod mistakes;
 
 use crate::price::{ModelPrice, PriceSource};
@@ -49,6 +50,10 @@ pub struct Config {
     /// Prices that the models themselves do not tell. Default: none.
     #[serde(default)]
     pub prices: PriceSource,
+    /// Limits that jobs pass, by the names of gates. Workers set those that the database does not know yet. A file with nothing else
+    /// is one too.
+    #[serde(default)]
+    pub gates: BTreeMap<String, gates::Gate>,
     /// The webhook that alerts go to, and when they are raised. A file with nothing else is one too.
     pub alerts: Option<alerts::Alerts>,
     /// The folder against which file names are resolved.
@@ -335,10 +340,11 @@ impl Config {
         Ok(config)
     }
 
-    /// Whether it is about alerts and about no model: a worker of it runs no prompts.
+    /// Whether it is about alerts or gates and about no model: a worker of it runs no prompts.
     #[must_use]
-    pub fn is_only_alerts(&self) -> bool {
-        self.alerts.is_some() && self.providers.is_empty() && self.models.is_empty() && self.kinds.is_empty()
+    pub fn asks_nobody(&self) -> bool {
+        let says_something = self.alerts.is_some() || !self.gates.is_empty();
+        says_something && self.providers.is_empty() && self.models.is_empty() && self.kinds.is_empty()
     }
 
     /// The key for `single` from `POSTHOUSE_API_KEY`, else `OPENAI_API_KEY`; local servers need none.
