@@ -3,9 +3,10 @@
 
 -- The figures in usages, a row for each that is not null; `place` is where it stands. Tokens and requests are JSON numbers, the cost is a number or decimal text
 -- such as "0.00042". The names of chat completions (prompt_tokens, completion_tokens) are understood too. An attempt that tells
--- its tokens but no number of requests made one.
+-- its tokens but no number of requests made one. `free`: it tells no tokens, and that it asked nobody or was refused (its HTTP
+-- status is an error), so that nothing was to be paid.
 create or replace function posthouse.usage_figures(usages jsonb[])
-returns table (place bigint, model text, input_tokens bigint, output_tokens bigint, cached_tokens bigint, requests int, cost numeric)
+returns table (place bigint, model text, input_tokens bigint, output_tokens bigint, cached_tokens bigint, requests int, cost numeric, free boolean)
 language plpgsql immutable
 set search_path = pg_catalog, pg_temp
 as $$
@@ -24,9 +25,12 @@ begin
       case when translate(x.cost, '0123456789', '') in ('', '.') and length(x.cost) between 1 and 50 and x.cost <> '.'
           or x.cost ~ '^(\d{1,9}\.?|\d{0,9}\.\d{1,40})[eE][+-]?\d{1,2}$' then
         case when x.cost::numeric <= 1000000000 then x.cost::numeric end
-      end
+      end,
+      (x.requests = '0' or x.status between '400' and '599')
+        and not coalesce(x.input between '0' and '1000000000000' or x.output between '0' and '1000000000000', false)
     from (
       select u.place, u.usage ->> 'model' as model, u.usage -> 'requests' as requests, u.usage ->> 'cost_usd' as cost,
+        u.usage -> 'status' as status,
         coalesce(u.usage -> 'input_tokens', u.usage -> 'prompt_tokens') as input,
         coalesce(u.usage -> 'output_tokens', u.usage -> 'completion_tokens') as output,
         u.usage -> 'cached_tokens' as cached
@@ -65,7 +69,8 @@ begin
   end if;
 end $$;
 
--- Note down what applied attempts used; each lane belongs to the usage at its place. Called in the settling transaction.
+-- Note down what applied attempts used; each lane belongs to the usage at its place. Called in the settling transaction. Attempts
+-- that asked nobody, such as those turned away at a closed gate, are not noted.
 create or replace function posthouse.record_usage(lane_ids bigint[], usages jsonb[]) returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -76,8 +81,9 @@ declare
 begin
   insert into posthouse.usage (lane_id, day, model, attempts, requests, input_tokens, output_tokens, cached_tokens, cost_usd, unpriced)
   select lane_ids[f.place], today, coalesce(f.model, ''), count(*), coalesce(sum(f.requests), 0), coalesce(sum(f.input_tokens), 0),
-    coalesce(sum(f.output_tokens), 0), coalesce(sum(f.cached_tokens), 0), sum(f.cost), count(*) - count(f.cost)
+    coalesce(sum(f.output_tokens), 0), coalesce(sum(f.cached_tokens), 0), sum(f.cost), count(*) filter (where f.cost is null and f.free is not true)
   from posthouse.usage_figures(usages) f
+  where f.free is not true or f.requests is distinct from 0 or f.cost is not null
   group by lane_ids[f.place], f.model;
 end $$;
 
@@ -119,7 +125,7 @@ begin
 end $$;
 
 -- What was used by day (in UTC, of the settle), tenant, queue, kind and model: every attempt that told, whatever became of it.
--- cost_usd adds up the attempts whose cost is known; null: of none is. `unpriced` counts the others.
+-- cost_usd adds up the attempts whose cost is known; null: of none is. `unpriced` counts the others, but for refused ones.
 create or replace view posthouse.usage_by_day as
   select u.day, u.tenant, u.queue, u.kind, nullif(u.model, '') as model, sum(u.attempts)::bigint as attempts, sum(u.requests) as requests,
     sum(u.input_tokens) as input_tokens, sum(u.output_tokens) as output_tokens, sum(u.cached_tokens) as cached_tokens,

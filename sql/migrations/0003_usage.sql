@@ -14,7 +14,7 @@ create table posthouse.usage (
   output_tokens bigint not null,
   cached_tokens bigint not null,          -- the part of input_tokens that came from the provider's cache
   cost_usd      numeric,                  -- of the attempts whose cost is known; null: of none
-  unpriced      bigint not null           -- attempts whose cost is not known
+  unpriced      bigint not null           -- attempts whose cost is not known, though there may be one
 ) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000);
 
 -- The same added up. Only the sweep writes here, each row at most once a sweep.

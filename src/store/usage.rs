@@ -68,7 +68,7 @@ pub struct UsageRow {
     pub kind: Option<String>,
     /// The model. `None` also for attempts that named none.
     pub model: Option<String>,
-    /// Attempts that told what they used, whatever became of them.
+    /// Attempts that asked somebody and told what they used, whatever became of them.
     pub attempts: i64,
     /// Requests that they made.
     pub requests: i64,
@@ -80,7 +80,8 @@ pub struct UsageRow {
     pub cached_tokens: i64,
     /// What the attempts with a known cost have cost, in US dollars, exact decimal text. `None`: no cost is known.
     pub cost_usd: Option<String>,
-    /// Attempts whose cost is not known, and which `cost_usd` leaves out.
+    /// Attempts whose cost is not known, and which `cost_usd` leaves out. Those that a provider refused cost nothing and are
+    /// not among them.
     pub unpriced: i64,
 }
 

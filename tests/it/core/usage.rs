@@ -97,6 +97,31 @@ async fn a_job_that_was_asked_to_cancel_counts_too() {
 }
 
 #[tokio::test]
+async fn who_asked_nobody_or_was_refused_is_not_unpriced() {
+    let (_queue, s) = Queue::with_session().await;
+    let (worker, jobs) = claimed(&s, "default", "t", 8).await;
+    let used = [
+        // Turned away at a closed gate: nothing to note, in a batch with others and alone.
+        json!({"requests": 0, "input_tokens": null, "status": null}),
+        json!({"requests": 0}),
+        // Refused.
+        json!({"requests": 1, "status": 429}),
+        json!({"requests": 2, "status": 500, "input_tokens": null}),
+        // Refused, and all the same there was something to be paid.
+        json!({"requests": 1, "status": 400, "input_tokens": 7}),
+        // Nobody knows: cut off, or a status that is none.
+        json!({"requests": 1, "status": 200}),
+        json!({"requests": 1, "status": "429"}),
+        json!({"requests": 0, "cost_usd": "0.5"}),
+    ];
+    let outcomes: Vec<_> = jobs.iter().zip(&used).map(|(job, used)| outcome(job, "done", used.clone())).collect();
+    s.settle(worker.id, &json!(outcomes[..1])).await;
+    assert_eq!(s.count("posthouse.usage").await, 0);
+    s.settle(worker.id, &json!(outcomes[1..])).await;
+    assert_eq!(total(&s).await, "6 attempts, 6 requests, 7 in, 0 out, 0 cached, 0.5 dollars, 3 unpriced");
+}
+
+#[tokio::test]
 async fn queues_without_history_have_usage_all_the_same() {
     let (queue, s) = Queue::with_session().await;
     s.run("select posthouse.set_queue('bare', '0')").await;

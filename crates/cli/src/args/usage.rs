@@ -8,7 +8,8 @@ use super::job::Filter;
 ///
 /// Every attempt counts that told what it used, whatever became of it: retried, failed and cancelled ones too. Days are those of
 /// the database's clock in UTC, on which attempts were settled. The cost is what the provider said, else what it is by the
-/// prices in posthouse.toml or its price file; attempts without a known cost are counted as unpriced, not as free.
+/// prices in posthouse.toml or its price file; attempts without a known cost are counted as unpriced, not as free, unless
+/// the provider refused them.
 ///
 /// On a terminal amounts are rounded to a millionth of a dollar; --json and --csv have every digit.
 #[derive(Debug, Args)]

@@ -4,6 +4,7 @@
 mod answers;
 mod failures;
 mod gates;
+mod prices;
 mod queue;
 mod simulator;
 mod timeouts;
