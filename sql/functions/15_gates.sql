@@ -218,8 +218,8 @@ begin
   return array(select distinct g collate "C" from unnest(gates) g order by 1);
 end $$;
 
--- The gates that the jobs of these lanes pass; `place` is the lane's in the array, whose order it keeps. `instead` are models to use
--- in place of their own, in the same order.
+-- The gates that the jobs of these lanes pass; `place` is the lane's in the array. `instead` are models to use in place of their own,
+-- in the same order. Tenants are looked up one by one, since there may be many; queues, kinds and what jobs ask for once each.
 create or replace function posthouse.gates_of(lanes bigint[], instead text[] default null) returns table (place int, gate_id bigint, member text)
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
@@ -230,19 +230,37 @@ set enable_mergejoin = off
 set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
+declare
+  each_tenant bigint := (select g.id from posthouse.gate g where g.name = 'tenant:*');
 begin
   return query
-    select u.place::int, g.id, g.member
-    from unnest(lanes) with ordinality u(id, place)
-    cross join lateral (select l.queue, l.tenant, l.kind, l.gates from posthouse.lane l where l.id = u.id offset 0) l
+    with l as materialized (
+      select u.place::int as place, l.queue, l.tenant, l.kind, l.gates, instead[u.place] as model
+      from unnest(lanes) with ordinality u(id, place)
+      cross join lateral (select l.queue, l.tenant, l.kind, l.gates from posthouse.lane l where l.id = u.id offset 0) l
+    ), alike as materialized (
+      select d.queue, d.kind, d.gates, d.model, g.id, g.member
+      from (select distinct l.queue, l.kind, l.gates, l.model from l) d
+      cross join lateral (
+        select 'queue:' || d.queue as name
+        union all select 'model:' || d.model where d.model is not null
+        union all select x from unnest(d.gates) x where d.model is null or x not like 'model:%'
+        union all select x from posthouse.kind k cross join lateral unnest(k.gates) x
+          where k.name = d.kind and not (x like 'model:%' and (d.model is not null
+            or exists (select from unnest(d.gates) y where y like 'model:%')))) n
+      cross join lateral posthouse.gates_named(n.name) g
+    )
+    select l.place, a.id, a.member
+    from l join alike a on a.queue = l.queue and a.kind = l.kind and a.gates = l.gates and a.model is not distinct from l.model
+    union all
+    select l.place, g.id, g.member
+    from l
+    left join lateral (
+      select g.id, num_nonnulls(g.max_running, g.requests_per_minute, g.tokens_per_minute, g.money_per_day, g.money_per_month) as limits
+      from posthouse.gate g where g.name = 'tenant:' || l.tenant offset 0) own on true
     cross join lateral (
-      select 'queue:' || l.queue as name union all select 'tenant:' || l.tenant
-      union all select 'model:' || instead[u.place] where instead[u.place] is not null
-      union all select x from unnest(l.gates) x where instead[u.place] is null or x not like 'model:%'
-      union all select x from posthouse.kind k cross join lateral unnest(k.gates) x
-        where k.name = l.kind and not (x like 'model:%' and (instead[u.place] is not null
-          or exists (select from unnest(l.gates) y where y like 'model:%')))) n
-    cross join lateral posthouse.gates_named(n.name) g;
+      select own.id, '' as member where own.id is not null
+      union all select each_tenant, l.tenant where each_tenant is not null and coalesce(own.limits, 0) = 0) g;
 end $$;
 
 -- The gates that hold for a name: its own, the one for each where its own sets no limits, and that of the endpoint by which a

@@ -182,10 +182,11 @@ begin
 end $$;
 
 -- What is known of gates: their limits, their newest states (without the jobs that are over, where a gate is asked for more than it
--- would let through if they were not), how much room there is, and until when there is none.
-create or replace function posthouse.look_at_gates(gate_ids bigint[], members text[], wanted int, now_at timestamptz,
-  out gates posthouse.gate[], out states posthouse.gate_state[], out rooms int[], out untils timestamptz[], out probes boolean[],
-  out weighs boolean[], out spent boolean[])
+-- would let through if they were not), how much room there is, and until when there is none. `wanted`: jobs that are asked for, of each.
+-- `plain`: it counts what runs and nothing else, and nobody closed it. `weighs`: tokens a minute, where it counts them.
+create or replace function posthouse.look_at_gates(gate_ids bigint[], members text[], wanted int[], now_at timestamptz,
+  out gates posthouse.gate[], out states posthouse.gate_state[], out plain boolean[], out rooms int[], out untils timestamptz[],
+  out probes boolean[], out weighs bigint[], out spent boolean[])
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -195,32 +196,43 @@ set enable_mergejoin = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-  s posthouse.gate_state;
+  n int := cardinality(gate_ids);
+  running int[];
   r record;
 begin
-  select array_agg(g.whole order by u.inst), array_agg(n.whole order by u.inst) into gates, states
-  from unnest(gate_ids, members) with ordinality u(gate_id, member, inst)
-  cross join lateral (select x as whole from posthouse.gate x where x.id = u.gate_id offset 0) g
-  left join lateral (
-    select x as whole from posthouse.gate_state x where x.gate_id = u.gate_id and x.member = u.member
-    order by x.gate_id desc, x.member desc, x.seq desc limit 1) n on true;
-  for i in 1 .. cardinality(gates) loop
-    s := states[i];
-    if (gates[i]).max_running is not null and cardinality(s.job_ids) + wanted > (gates[i]).max_running then
-      select coalesce(array_agg(u.id), '{}'), coalesce(array_agg(u.fence), '{}') into s.job_ids, s.fences
-      from unnest(s.job_ids, s.fences) u(id, fence)
-      cross join lateral (select j.state, j.fence from posthouse.job j where j.id = u.id offset 0) j
-      where j.state = 'running' and j.fence = u.fence;
-    end if;
-    if s.seq is null then
-      s.member := members[i];
-    end if;
-    states[i] := s;
-    r := posthouse.gate_room(gates[i], s, coalesce(cardinality(s.job_ids), 0), now_at);
+  select array_agg(g.whole), array_agg(row(u.gate_id, u.member, s.seq, s.job_ids, s.fences, s.seconds, s.requests, s.tokens, s.requests_at,
+      s.tokens_at, s.month, s.day, s.spent_day, s.spent_month)::posthouse.gate_state),
+    array_agg(g.plain), array_agg(case when g.max_running is null then 2147483647 else greatest(g.max_running - s.running, 0) end),
+    array_agg(s.running), array_agg(g.tokens_per_minute)
+  into gates, states, plain, rooms, running, weighs
+  from unnest(gate_ids, members, wanted) u(gate_id, member, wanted)
+  cross join lateral (
+    select x as whole, x.max_running, x.tokens_per_minute,
+      num_nonnulls(x.requests_per_minute, x.tokens_per_minute, x.money_per_day, x.money_per_month, x.closed_at, x.opened_at) = 0 as plain
+    from posthouse.gate x where x.id = u.gate_id offset 0) g
+  cross join lateral (
+    select n.seq, n.seconds, n.requests, n.tokens, n.requests_at, n.tokens_at, n.month, n.day, n.spent_day, n.spent_month,
+      case when c.looked then c.ids else n.job_ids end as job_ids, case when c.looked then c.fences else n.fences end as fences,
+      coalesce(cardinality(case when c.looked then c.ids else n.job_ids end), 0) as running
+    from (select) one
+    left join lateral (
+      select x.* from posthouse.gate_state x where x.gate_id = u.gate_id and x.member = u.member
+      order by x.gate_id desc, x.member desc, x.seq desc limit 1) n on true
+    left join lateral (
+      select true as looked, array_agg(y.id) as ids, array_agg(y.fence) as fences
+      from unnest(n.job_ids, n.fences) y(id, fence)
+      cross join lateral (select j.state, j.fence from posthouse.job j where j.id = y.id offset 0) j
+      where cardinality(n.job_ids) + u.wanted > g.max_running and j.state = 'running' and j.fence = y.fence
+      having cardinality(n.job_ids) + u.wanted > g.max_running) c on true) s;
+  untils := array_fill(null::timestamptz, array[n]);
+  probes := array_fill(false, array[n]);
+  spent := probes;
+  for i in 1 .. n loop
+    continue when plain[i];
+    r := posthouse.gate_room(gates[i], states[i], running[i], now_at);
     rooms[i] := r.room;
     untils[i] := r.until;
     probes[i] := r.is_probe;
-    weighs[i] := r.weighs;
     spent[i] := r.is_spent;
   end loop;
 end $$;
@@ -265,7 +277,7 @@ set plan_cache_mode = force_generic_plan
 as $$
 declare
   n int := cardinality(lanes);
-  step int := greatest(16, least(2 * max_jobs, 256));
+  step int := greatest(16, least(max_jobs, 256));
   at int := 1;
   part record;
 begin
@@ -303,7 +315,7 @@ begin
     where x.when_spent like 'model:%' and num_nonnulls(x.money_per_day, x.money_per_month) > 0
     group by g.gate_id, g.member, x.when_spent order by g.gate_id, g.member
   loop
-    select * into look from posthouse.look_at_gates(array[r.gate_id], array[r.member], 0, clock_timestamp());
+    select * into look from posthouse.look_at_gates(array[r.gate_id], array[r.member], array[0], clock_timestamp());
     if look.spent[1] then
       for i in 1 .. cardinality(r.places) loop
         found[r.places[i]] := r.model;
@@ -332,9 +344,20 @@ declare
   whose text[];                       -- members of those gates
   starts int[];                       -- where the pairs of a lane begin, and end
   stops int[];
-  look record;
+  wanted int[];
   busy int[];                         -- gates that other claims hold
+  -- Of each gate: see posthouse.look_at_gates.
+  gates posthouse.gate[];
+  states posthouse.gate_state[];
+  plain boolean[];
+  first_rooms int[];
   rooms int[];
+  until_when timestamptz[];
+  probes boolean[];
+  weighs bigint[];
+  are_spent boolean[];
+  odd boolean := false;               -- some gate is not plain
+  i int;
   ahead float8[];                     -- of gates that weigh tokens: see posthouse.gate_room
   sums bigint[];
   weighed boolean[];                  -- lanes
@@ -345,7 +368,10 @@ declare
   total int;
   room int;
   now_at timestamptz;
-  found record;
+  found posthouse.job[];
+  found_ids bigint[];
+  found_fences int[];
+  found_places int[];
   j posthouse.job;
   place int;
   weight bigint;
@@ -361,21 +387,28 @@ begin
   if exists (select from posthouse.gate g where g.when_spent like 'model:%') then
     insteads := posthouse.models_instead(lanes);
   end if;
-  select array_agg(x.place order by x.place, x.inst), array_agg(x.inst order by x.place, x.inst) into places, insts
-  from (select g.place, dense_rank() over (order by g.gate_id, g.member)::int as inst from posthouse.gates_of(lanes, insteads) g) x;
+  select array_agg(x.place), array_agg(x.inst), array_agg(x.gate_id order by x.inst) filter (where x.nth = 1),
+    array_agg(x.member order by x.inst) filter (where x.nth = 1)
+  into places, insts, gate_ids, whose
+  from (
+    select g.place, g.gate_id, g.member, dense_rank() over w::int as inst, row_number() over (partition by g.gate_id, g.member) as nth
+    from posthouse.gates_of(lanes, insteads) g
+    window w as (order by g.gate_id, g.member)
+    order by g.place) x;
   if places is null then
     jobs := coalesce(posthouse.take_jobs(worker, lanes, quotas, max_jobs, due), '{}');
     return;
   end if;
-  select array_agg(x.gate_id order by x.gate_id, x.member), array_agg(x.member order by x.gate_id, x.member) into gate_ids, whose
-  from (select distinct g.gate_id, g.member from posthouse.gates_of(lanes, insteads) g) x;
   starts := array_fill(1, array[n]);
   stops := array_fill(0, array[n]);
+  wanted := array_fill(0, array[cardinality(gate_ids)]);
   for p in 1 .. cardinality(places) loop
-    if stops[places[p]] = 0 then
-      starts[places[p]] := p;
+    place := places[p];
+    if stops[place] = 0 then
+      starts[place] := p;
     end if;
-    stops[places[p]] := p;
+    stops[place] := p;
+    wanted[insts[p]] := least(wanted[insts[p]] + quotas[place], max_jobs);
   end loop;
   over := array_fill(false, array[n]);
   weighed := over;
@@ -383,41 +416,46 @@ begin
   held := true;
   busy := posthouse.hold_counts(gate_ids, whose, take_gated_part.wait);
   now_at := clock_timestamp();
-  select * into look from posthouse.look_at_gates(gate_ids, whose, least(max_jobs, (select sum(q) from unnest(quotas) q)::int), now_at);
-  rooms := look.rooms;
+  select x.gates, x.states, x.plain, x.rooms, x.rooms, x.untils, x.probes, x.weighs, x.spent
+  into gates, states, plain, rooms, first_rooms, until_when, probes, weighs, are_spent
+  from posthouse.look_at_gates(gate_ids, whose, wanted, now_at) x;
   for p in 1 .. cardinality(places) loop
-    if insts[p] = any(busy) then
+    i := insts[p];
+    if i = any(busy) then
       over[places[p]] := true;
-    elsif look.weighs[insts[p]] then
-      weighed[places[p]] := true;
-      ahead[insts[p]] := greatest(coalesce(extract(epoch from (look.states[insts[p]]).tokens_at - now_at), 0), 0);
-      sums[insts[p]] := posthouse.sum_since((look.states[insts[p]]).seconds, (look.states[insts[p]]).tokens,
-        floor(extract(epoch from now_at))::bigint - 61);
-    end if;
-    if look.spent[insts[p]] and (look.gates[insts[p]]).when_spent = 'fail' then
-      spent[places[p]] := insts[p];
+    elsif not plain[i] then
+      odd := true;
+      if weighs[i] is not null then
+        weighed[places[p]] := true;
+        ahead[i] := greatest(coalesce(extract(epoch from (states[i]).tokens_at - now_at), 0), 0);
+        sums[i] := posthouse.sum_since((states[i]).seconds, (states[i]).tokens, floor(extract(epoch from now_at))::bigint - 61);
+      end if;
+      if are_spent[i] and (gates[i]).when_spent = 'fail' then
+        spent[places[p]] := i;
+      end if;
     end if;
   end loop;
   loop
     -- How many each lane may give, in their order.
     limits := array_fill(0, array[n]);
     total := 0;
-    for i in 1 .. n loop
+    for l in 1 .. n loop
       exit when cardinality(ids) + total >= max_jobs;
-      continue when over[i];
-      room := least(quotas[i] - gave[i], max_jobs - cardinality(ids) - total);
-      for p in starts[i] .. stops[i] loop
+      continue when over[l];
+      room := least(quotas[l] - gave[l], max_jobs - cardinality(ids) - total);
+      for p in starts[l] .. stops[l] loop
         room := least(room, rooms[insts[p]]);
       end loop;
       continue when room <= 0;
-      for p in starts[i] .. stops[i] loop
+      for p in starts[l] .. stops[l] loop
         rooms[insts[p]] := rooms[insts[p]] - room;
       end loop;
-      limits[i] := room;
+      limits[l] := room;
       total := total + room;
     end loop;
     exit when total = 0;
-    select array_agg(t.whole) as jobs, array_agg(t.position) as places into found
+    select array_agg(t.whole), array_agg((t.whole).id), array_agg((t.whole).fence + 1), array_agg(t.position)
+    into found, found_ids, found_fences, found_places
     from (
       select x.whole, v.position::int as position
       from unnest(lanes, limits) with ordinality v(lane_id, quota, position)
@@ -428,9 +466,21 @@ begin
                                     order by f.floor_at desc limit 1), '-infinity')
         order by x.lane_id, x.run_at, x.id limit v.quota for update of x skip locked) x
       where v.quota > 0) t;
-    for i in 1 .. coalesce(cardinality(found.jobs), 0) loop
-      j := found.jobs[i];
-      place := found.places[i];
+    if not odd and found is not null then
+      foreach place in array found_places loop
+        limits[place] := limits[place] - 1;
+        gave[place] := gave[place] + 1;
+      end loop;
+      jobs := jobs || found;
+      ids := ids || found_ids;
+      fences := fences || found_fences;
+      their_places := their_places || found_places;
+      weights := weights || array_fill(0::bigint, array[cardinality(found_ids)]);
+      found := null;
+    end if;
+    for f in 1 .. coalesce(cardinality(found), 0) loop
+      j := found[f];
+      place := found_places[f];
       weight := 0;
       accepted := not over[place];
       if accepted and weighed[place] then
@@ -439,9 +489,10 @@ begin
           from posthouse.payload x where x.id = j.id), 1000);
         heavy := null;
         for p in starts[place] .. stops[place] loop
-          if look.weighs[insts[p]] then
-            heavy := least(heavy, case when weight > (look.gates[insts[p]]).tokens_per_minute then (look.gates[insts[p]]).tokens_per_minute end);
-            accepted := accepted and ahead[insts[p]] <= 1 and sums[insts[p]] <= (look.gates[insts[p]]).tokens_per_minute;
+          i := insts[p];
+          if weighs[i] is not null then
+            heavy := least(heavy, case when weight > weighs[i] then weighs[i] end);
+            accepted := accepted and ahead[i] <= 1 and sums[i] <= weighs[i];
           end if;
         end loop;
         if heavy is not null then
@@ -456,46 +507,48 @@ begin
           over[place] := true;
         else
           for p in starts[place] .. stops[place] loop
-            if look.weighs[insts[p]] then
-              ahead[insts[p]] := ahead[insts[p]] + weight * 60.0 / (look.gates[insts[p]]).tokens_per_minute;
-              sums[insts[p]] := sums[insts[p]] + weight;
+            i := insts[p];
+            if weighs[i] is not null then
+              ahead[i] := ahead[i] + weight * 60.0 / weighs[i];
+              sums[i] := sums[i] + weight;
             end if;
           end loop;
         end if;
       end if;
       if accepted and spent[place] is not null then
         j.fence := j.fence + 1;
-        perform posthouse.bury_job(j, 'budget', format('the budget of gate %s is spent', (look.gates[spent[place]]).name), null, null);
+        perform posthouse.bury_job(j, 'budget', format('the budget of gate %s is spent', (gates[spent[place]]).name), null, null);
         accepted := false;
       end if;
       if accepted then
         limits[place] := limits[place] - 1;
         gave[place] := gave[place] + 1;
+        j.instead := insteads[place];
+        jobs := jobs || j;
         ids := ids || j.id;
         fences := fences || j.fence + 1;
         their_places := their_places || place;
         weights := weights || weight;
-        j.instead := insteads[place];
-        jobs := jobs || j;
       end if;
     end loop;
     -- Whoever gave less than it might has no more; its room is for others.
-    for i in 1 .. n loop
-      continue when limits[i] <= 0;
-      over[i] := true;
-      for p in starts[i] .. stops[i] loop
-        rooms[insts[p]] := rooms[insts[p]] + limits[i];
+    for l in 1 .. n loop
+      continue when limits[l] <= 0;
+      over[l] := true;
+      for p in starts[l] .. stops[l] loop
+        rooms[insts[p]] := rooms[insts[p]] + limits[l];
       end loop;
     end loop;
   end loop;
-  for i in 1 .. n loop
-    continue when gave[i] > 0;
-    for p in starts[i] .. stops[i] loop
-      if look.rooms[insts[p]] <= 0 and not over[i] then
-        blocked := blocked || lanes[i];
-        blockers := blockers || gate_ids[insts[p]];
-        members := members || whose[insts[p]];
-        untils := untils || look.untils[insts[p]];
+  for l in 1 .. n loop
+    continue when gave[l] > 0 or over[l];
+    for p in starts[l] .. stops[l] loop
+      i := insts[p];
+      if first_rooms[i] <= 0 then
+        blocked := blocked || lanes[l];
+        blockers := blockers || gate_ids[i];
+        members := members || whose[i];
+        untils := untils || until_when[i];
         exit;
       end if;
     end loop;
@@ -508,31 +561,55 @@ begin
   from (select a.id, insteads[a.place] as instead, case when stops[a.place] > 0 then least(a.weight, 2147483647)::int end as reserved
         from unnest(ids, weights, their_places) a(id, weight, place)) u
   where x.id = u.id;
-  perform posthouse.book_gates(look.gates, look.states, places, insts, ids, fences, their_places, weights, now_at);
-  for i in 1 .. cardinality(ids) loop
-    for p in starts[their_places[i]] .. stops[their_places[i]] loop
-      if look.probes[insts[p]] then
-        update posthouse.gate g set probe_until = now_at + interval '1 minute', probe_job = ids[i] where g.id = gate_ids[insts[p]];
-      end if;
+  perform posthouse.book_gates(gates, states, plain, places, insts, ids, fences, their_places, weights, now_at);
+  if true = any(probes) then
+    for f in 1 .. cardinality(ids) loop
+      for p in starts[their_places[f]] .. stops[their_places[f]] loop
+        if probes[insts[p]] then
+          update posthouse.gate g set probe_until = now_at + interval '1 minute', probe_job = ids[f] where g.id = gate_ids[insts[p]];
+        end if;
+      end loop;
     end loop;
-  end loop;
+  end if;
 end $$;
 
--- Write down what gates have let through: the arrays of jobs go together, those of pairs of a lane and a gate too.
-create or replace function posthouse.book_gates(gates posthouse.gate[], states posthouse.gate_state[], places int[], insts int[],
-  ids bigint[], fences int[], their_places int[], weights bigint[], now_at timestamptz) returns void
-language sql
+-- Write down what gates have let through: the arrays of jobs go together, those of pairs of a lane and a gate, and those of gates.
+create or replace function posthouse.book_gates(gates posthouse.gate[], states posthouse.gate_state[], plain boolean[], places int[],
+  insts int[], ids bigint[], fences int[], their_places int[], weights bigint[], now_at timestamptz) returns void
+language plpgsql
 set search_path = pg_catalog, pg_temp
+set enable_nestloop = off             -- the arrays are as long as each other
+set enable_hashjoin = on
+set plan_cache_mode = force_generic_plan
 as $$
-  insert into posthouse.gate_state
-  select c.*
-  from (
+begin
+  -- Those that count what runs, and nothing else.
+  with b as materialized (
     select p.inst, array_agg(a.id) as ids, array_agg(a.fence) as fences, count(*)::int as requests, sum(a.weight)::bigint as tokens
     from unnest(ids, fences, their_places, weights) a(id, fence, place, weight)
     join unnest(places, insts) p(place, inst) on p.place = a.place
-    group by p.inst) b
-  cross join lateral posthouse.counted(gates[b.inst], states[b.inst], b.ids, b.fences, b.requests, b.tokens, now_at, now_at) c
-$$;
+    group by p.inst)
+  insert into posthouse.gate_state (gate_id, member, seq, job_ids, fences)
+  select s.gate_id, s.member, coalesce(s.seq, 0) + 1, s.job_ids || b.ids, s.fences || b.fences
+  from b
+  join unnest(states) with ordinality s(gate_id, member, seq, job_ids, fences, seconds, requests, tokens, requests_at, tokens_at,
+    month, day, spent_day, spent_month, inst) on s.inst = b.inst
+  join unnest(plain) with ordinality f(plain, inst) on f.inst = b.inst
+  join unnest(gates) with ordinality g(id, name, max_running, requests_per_minute, tokens_per_minute, money_per_day, money_per_month,
+    when_spent, warn_at, closed_until, closed_at, closed_by, closed_reason, strikes, probe_until, probe_job, opened_at, inst) on g.inst = b.inst
+  where f.plain and g.max_running is not null;
+  if false = any(plain) then
+    insert into posthouse.gate_state
+    select c.*
+    from (
+      select p.inst, array_agg(a.id) as ids, array_agg(a.fence) as fences, count(*)::int as requests, sum(a.weight)::bigint as tokens
+      from unnest(ids, fences, their_places, weights) a(id, fence, place, weight)
+      join unnest(places, insts) p(place, inst) on p.place = a.place
+      where not plain[p.inst]
+      group by p.inst) b
+    cross join lateral posthouse.counted(gates[b.inst], states[b.inst], b.ids, b.fences, b.requests, b.tokens, now_at, now_at) c;
+  end if;
+end $$;
 
 -- Put lanes to sleep that a gate holds back, until it opens or somebody wakes them, which is whoever makes room: see
 -- posthouse.wake_blocked. Not where that is a moment away, and not at once where it is not known when.
@@ -557,7 +634,7 @@ begin
   loop
     continue when not pg_try_advisory_xact_lock(1346912003, (c.gate_id % 128)::int);
     -- A new statement, so that it sees what made room before the lock was ours.
-    select * into look from posthouse.look_at_gates(array[c.gate_id], array[c.member], 1, clock_timestamp());
+    select * into look from posthouse.look_at_gates(array[c.gate_id], array[c.member], array[1], clock_timestamp());
     continue when look.rooms[1] > 0;
     update posthouse.lane l set blocked_by = c.gate_id, ready_at = coalesce(look.untils[1], clock_timestamp() + interval '10 minutes')
     where l.id = any(array(select x.id from posthouse.lane x where x.id = any(c.lanes) for no key update skip locked));
@@ -579,7 +656,7 @@ begin
   if gate_ids is null then
     return opens;
   end if;
-  select * into look from posthouse.look_at_gates(gate_ids, whose, 1, clock_timestamp());
+  select * into look from posthouse.look_at_gates(gate_ids, whose, array_fill(1, array[cardinality(gate_ids)]), clock_timestamp());
   for i in 1 .. cardinality(look.rooms) loop
     if look.rooms[i] <= 0 then
       opens := greatest(opens, coalesce(look.untils[i], 'infinity'));

@@ -77,7 +77,7 @@ begin
   end if;
   perform posthouse.hold_counts(gate_ids, members, true);
   now_at := clock_timestamp();
-  select * into look from posthouse.look_at_gates(gate_ids, members, 0, now_at);
+  select * into look from posthouse.look_at_gates(gate_ids, members, array_fill(0, array[cardinality(gate_ids)]), now_at);
   for i in 1 .. cardinality(gate_ids) loop
     g := look.gates[i];
     s := look.states[i];

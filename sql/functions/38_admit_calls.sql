@@ -34,7 +34,7 @@ begin
   end if;
   perform posthouse.hold_counts(gate_ids, whose, true);
   now_at := clock_timestamp();
-  select * into look from posthouse.look_at_gates(gate_ids, whose, 1, now_at);
+  select * into look from posthouse.look_at_gates(gate_ids, whose, array_fill(1, array[cardinality(gate_ids)]), now_at);
   for i in 1 .. cardinality(gate_ids) loop
     if tokens > (look.gates[i]).tokens_per_minute then
       raise exception using errcode = 'PH001', message = format('tokens: %s is more than gate %s lets through in a minute (%s)',
@@ -87,7 +87,7 @@ begin
   end if;
   perform posthouse.hold_counts(gate_ids, whose, true);
   now_at := clock_timestamp();
-  select * into look from posthouse.look_at_gates(gate_ids, whose, 0, now_at);
+  select * into look from posthouse.look_at_gates(gate_ids, whose, array_fill(0, array[cardinality(gate_ids)]), now_at);
   insert into posthouse.gate_state
   select c.*
   from generate_subscripts(gate_ids, 1) i
