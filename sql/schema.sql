@@ -2795,28 +2795,6 @@ AS $function$
 $function$
 ;
 
-CREATE OR REPLACE FUNCTION posthouse.oldest_due_job(lane bigint, due timestamp with time zone)
- RETURNS TABLE(id bigint, run_at timestamp with time zone)
- LANGUAGE plpgsql
- STABLE
- SET search_path TO 'pg_catalog', 'pg_temp'
- SET enable_seqscan TO 'off'
- SET enable_bitmapscan TO 'off'
- SET plan_cache_mode TO 'force_generic_plan'
-AS $function$
-#variable_conflict use_column
-declare
-  floor_at timestamptz := coalesce(
-    (select f.floor_at from posthouse.lane_floor f where f.lane_id = lane order by f.floor_at desc limit 1), '-infinity');
-begin
-  if floor_at <= due then
-    return query select j.id, j.run_at from posthouse.job j
-      where j.lane_id = lane and j.state = 'queued' and j.run_at <= due and j.run_at >= floor_at
-      order by j.lane_id, j.run_at, j.id limit 1;
-  end if;
-end $function$
-;
-
 CREATE OR REPLACE FUNCTION posthouse.oldest_lane(queues text[], kinds text[], due timestamp with time zone)
  RETURNS bigint
  LANGUAGE plpgsql
@@ -3023,8 +3001,9 @@ declare
 begin
   insert into posthouse.usage (lane_id, day, model, attempts, requests, input_tokens, output_tokens, cached_tokens, cost_usd, unpriced)
   select lane_ids[f.place], today, coalesce(f.model, ''), count(*), coalesce(sum(f.requests), 0), coalesce(sum(f.input_tokens), 0),
-    coalesce(sum(f.output_tokens), 0), coalesce(sum(f.cached_tokens), 0), sum(f.cost), count(*) - count(f.cost)
+    coalesce(sum(f.output_tokens), 0), coalesce(sum(f.cached_tokens), 0), sum(f.cost), count(*) filter (where f.cost is null and f.free is not true)
   from posthouse.usage_figures(usages) f
+  where f.free is not true or f.requests is distinct from 0 or f.cost is not null
   group by lane_ids[f.place], f.model;
 end $function$
 ;
@@ -4981,7 +4960,7 @@ end $function$
 ;
 
 CREATE OR REPLACE FUNCTION posthouse.usage_figures(usages jsonb[])
- RETURNS TABLE(place bigint, model text, input_tokens bigint, output_tokens bigint, cached_tokens bigint, requests integer, cost numeric)
+ RETURNS TABLE(place bigint, model text, input_tokens bigint, output_tokens bigint, cached_tokens bigint, requests integer, cost numeric, free boolean)
  LANGUAGE plpgsql
  IMMUTABLE
  SET search_path TO 'pg_catalog', 'pg_temp'
@@ -5001,9 +4980,12 @@ begin
       case when translate(x.cost, '0123456789', '') in ('', '.') and length(x.cost) between 1 and 50 and x.cost <> '.'
           or x.cost ~ '^(\d{1,9}\.?|\d{0,9}\.\d{1,40})[eE][+-]?\d{1,2}$' then
         case when x.cost::numeric <= 1000000000 then x.cost::numeric end
-      end
+      end,
+      (x.requests = '0' or x.status between '400' and '599')
+        and not coalesce(x.input between '0' and '1000000000000' or x.output between '0' and '1000000000000', false)
     from (
       select u.place, u.usage ->> 'model' as model, u.usage -> 'requests' as requests, u.usage ->> 'cost_usd' as cost,
+        u.usage -> 'status' as status,
         coalesce(u.usage -> 'input_tokens', u.usage -> 'prompt_tokens') as input,
         coalesce(u.usage -> 'output_tokens', u.usage -> 'completion_tokens') as output,
         u.usage -> 'cached_tokens' as cached
@@ -5153,6 +5135,9 @@ begin
   update posthouse.alert a set resolved_at = clock_timestamp()
   where a.resolved_at is null and a.kind <> all(array['no_worker', 'oldest_due', 'gate_quota'])
     and a.last_at < clock_timestamp() - interval '1 hour' and a.told = a.count;
+  update posthouse.alert a set resolved_at = clock_timestamp()
+  where a.resolved_at is null and a.kind = 'gate_quota' and a.told = a.count
+    and not exists (select from posthouse.gate g where g.name = a.subject and g.closed_by = 'quota' and g.closed_until > clock_timestamp());
   delete from posthouse.alert a where a.id in (
     select x.id from posthouse.alert x where x.resolved_at < clock_timestamp() - interval '30 days' limit 1000);
 end $function$
@@ -5172,7 +5157,9 @@ declare
 begin
   select r.* into rule from posthouse.alert_rule r where r.kind = 'oldest_due' and r.queue = '';
   with awake as materialized (
-    select l.id, l.queue, l.ready_at from posthouse.lane l where l.ready_at < 'infinity' and l.ready_at <= clock_timestamp()
+    select l.id, l.queue from posthouse.lane l
+    where l.ready_at < 'infinity' and (l.ready_at <= clock_timestamp() or (l.blocked_by is not null
+      and not exists (select from posthouse.gate g where g.id = l.blocked_by and g.closed_until > clock_timestamp())))
   ), bound as materialized (
     select q.queue, clock_timestamp() - coalesce(r.after, rule.after, interval '15 minutes') as old_at
     from (select distinct a.queue from awake a) q
@@ -5180,8 +5167,13 @@ begin
     where coalesce(r.enabled, true)
   ), oldest as materialized (
     select distinct on (a.queue) a.queue, j.id, j.run_at
-    from awake a join bound b on b.queue = a.queue and a.ready_at <= b.old_at
-    cross join lateral posthouse.oldest_due_job(a.id, b.old_at) j
+    from awake a join bound b on b.queue = a.queue
+    cross join lateral (select coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = a.id
+                                         order by f.floor_at desc limit 1), '-infinity') as floor_at offset 0) f
+    cross join lateral (
+      select j.id, j.run_at from posthouse.job j
+      where j.lane_id = a.id and j.state = 'queued' and j.run_at <= b.old_at and j.run_at >= f.floor_at
+      order by j.lane_id, j.run_at, j.id limit 1) j
     order by a.queue, j.run_at
   )
   select array_agg(o.queue order by o.queue) as subjects,
@@ -5209,7 +5201,7 @@ begin
   with live as materialized (
     select distinct w.queues, w.kinds from posthouse.worker w where w.dead_at is null and posthouse.lease_end(w) > clock_timestamp()
   ), awake as materialized (
-    select l.id, l.queue, l.kind from posthouse.lane l where l.ready_at < 'infinity' and l.ready_at <= old_at
+    select l.id, l.queue, l.kind from posthouse.lane l where l.ready_at < 'infinity' and l.ready_at <= clock_timestamp()
   ), unserved as materialized (
     select p.queue, p.kind from (select distinct a.queue, a.kind from awake a) p
     where not exists (select from live v where p.queue = any(v.queues) and p.kind = any(v.kinds))
@@ -5217,7 +5209,12 @@ begin
     select distinct on (a.queue, a.kind) a.queue, a.kind, j.id, j.run_at
     from unserved u
     join awake a on a.queue = u.queue and a.kind = u.kind
-    cross join lateral posthouse.oldest_due_job(a.id, old_at) j
+    cross join lateral (select coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = a.id
+                                         order by f.floor_at desc limit 1), '-infinity') as floor_at offset 0) f
+    cross join lateral (
+      select j.id, j.run_at from posthouse.job j
+      where j.lane_id = a.id and j.state = 'queued' and j.run_at <= old_at and j.run_at >= f.floor_at
+      order by j.lane_id, j.run_at, j.id limit 1) j
     order by a.queue, a.kind, j.run_at
   )
   select array_agg(o.queue || '/' || o.kind order by o.queue, o.kind) as subjects,

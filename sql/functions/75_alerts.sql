@@ -241,7 +241,7 @@ begin
   with live as materialized (
     select distinct w.queues, w.kinds from posthouse.worker w where w.dead_at is null and posthouse.lease_end(w) > clock_timestamp()
   ), awake as materialized (
-    select l.id, l.queue, l.kind from posthouse.lane l where l.ready_at < 'infinity' and l.ready_at <= old_at
+    select l.id, l.queue, l.kind from posthouse.lane l where l.ready_at < 'infinity' and l.ready_at <= clock_timestamp()
   ), unserved as materialized (
     select p.queue, p.kind from (select distinct a.queue, a.kind from awake a) p
     where not exists (select from live v where p.queue = any(v.queues) and p.kind = any(v.kinds))
@@ -249,7 +249,12 @@ begin
     select distinct on (a.queue, a.kind) a.queue, a.kind, j.id, j.run_at
     from unserved u
     join awake a on a.queue = u.queue and a.kind = u.kind
-    cross join lateral posthouse.oldest_due_job(a.id, old_at) j
+    cross join lateral (select coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = a.id
+                                         order by f.floor_at desc limit 1), '-infinity') as floor_at offset 0) f
+    cross join lateral (
+      select j.id, j.run_at from posthouse.job j
+      where j.lane_id = a.id and j.state = 'queued' and j.run_at <= old_at and j.run_at >= f.floor_at
+      order by j.lane_id, j.run_at, j.id limit 1) j
     order by a.queue, a.kind, j.run_at
   )
   select array_agg(o.queue || '/' || o.kind order by o.queue, o.kind) as subjects,
@@ -260,27 +265,8 @@ begin
   perform posthouse.hold_alerts('no_worker', coalesce(found.subjects, '{}'), found.texts, found.details);
 end $$;
 
--- The oldest job of a lane that was due at `due`, from the lane's floor on.
-create or replace function posthouse.oldest_due_job(lane bigint, due timestamptz) returns table (id bigint, run_at timestamptz)
-language plpgsql stable
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-set plan_cache_mode = force_generic_plan
-as $$
-#variable_conflict use_column
-declare
-  floor_at timestamptz := coalesce(
-    (select f.floor_at from posthouse.lane_floor f where f.lane_id = lane order by f.floor_at desc limit 1), '-infinity');
-begin
-  if floor_at <= due then
-    return query select j.id, j.run_at from posthouse.job j
-      where j.lane_id = lane and j.state = 'queued' and j.run_at <= due and j.run_at >= floor_at
-      order by j.lane_id, j.run_at, j.id limit 1;
-  end if;
-end $$;
-
--- Find queues whose oldest due job has waited for too long. Visits awake lanes, and one job of each whose floor lies as far back.
+-- Find queues whose oldest due job has waited for too long: for a free slot or within a limit, not for a closed gate. Visits lanes that
+-- are awake or wait for a gate, and one job of each whose floor lies as far back.
 create or replace function posthouse.watch_age() returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -294,7 +280,9 @@ declare
 begin
   select r.* into rule from posthouse.alert_rule r where r.kind = 'oldest_due' and r.queue = '';
   with awake as materialized (
-    select l.id, l.queue, l.ready_at from posthouse.lane l where l.ready_at < 'infinity' and l.ready_at <= clock_timestamp()
+    select l.id, l.queue from posthouse.lane l
+    where l.ready_at < 'infinity' and (l.ready_at <= clock_timestamp() or (l.blocked_by is not null
+      and not exists (select from posthouse.gate g where g.id = l.blocked_by and g.closed_until > clock_timestamp())))
   ), bound as materialized (
     select q.queue, clock_timestamp() - coalesce(r.after, rule.after, interval '15 minutes') as old_at
     from (select distinct a.queue from awake a) q
@@ -302,8 +290,13 @@ begin
     where coalesce(r.enabled, true)
   ), oldest as materialized (
     select distinct on (a.queue) a.queue, j.id, j.run_at
-    from awake a join bound b on b.queue = a.queue and a.ready_at <= b.old_at
-    cross join lateral posthouse.oldest_due_job(a.id, b.old_at) j
+    from awake a join bound b on b.queue = a.queue
+    cross join lateral (select coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = a.id
+                                         order by f.floor_at desc limit 1), '-infinity') as floor_at offset 0) f
+    cross join lateral (
+      select j.id, j.run_at from posthouse.job j
+      where j.lane_id = a.id and j.state = 'queued' and j.run_at <= b.old_at and j.run_at >= f.floor_at
+      order by j.lane_id, j.run_at, j.id limit 1) j
     order by a.queue, j.run_at
   )
   select array_agg(o.queue order by o.queue) as subjects,
@@ -325,6 +318,9 @@ begin
   update posthouse.alert a set resolved_at = clock_timestamp()
   where a.resolved_at is null and a.kind <> all(array['no_worker', 'oldest_due', 'gate_quota'])
     and a.last_at < clock_timestamp() - interval '1 hour' and a.told = a.count;
+  update posthouse.alert a set resolved_at = clock_timestamp()
+  where a.resolved_at is null and a.kind = 'gate_quota' and a.told = a.count
+    and not exists (select from posthouse.gate g where g.name = a.subject and g.closed_by = 'quota' and g.closed_until > clock_timestamp());
   delete from posthouse.alert a where a.id in (
     select x.id from posthouse.alert x where x.resolved_at < clock_timestamp() - interval '30 days' limit 1000);
 end $$;

@@ -1,5 +1,6 @@
 //! The queue by its SQL functions, as a program in any language sees it: behaviour, races, plans, the schema itself.
 
+mod alerts;
 mod claim;
 mod cost;
 mod enqueue;
