@@ -6,7 +6,7 @@ use posthouse::store::{Isolation, isolate, migrate, schema_status};
 use serde_json::json;
 
 use crate::args::{Db, Global};
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
 use crate::output;
 use crate::style::{BAD, GOOD, clean};
 use crate::{connect, dev_record};
@@ -66,7 +66,14 @@ async fn status(global: &Global) -> Result<ExitCode> {
 }
 
 async fn apart(dry_run: bool, undo: bool, global: &Global) -> Result<ExitCode> {
-    let done = isolate(&connect::database(global)?, undo, dry_run).await?;
+    let done = isolate(&connect::database(global)?, undo, dry_run).await.map_err(|error| match error.sqlstate() {
+        Some("42501") => Failure::from(error).hint(format!(
+            "it takes the owner of the schema, who may make roles (or who made them), or a superuser; this does the same:\n\
+             posthouse db isolate{} --dry-run | psql -1 -v ON_ERROR_STOP=1 SUPERUSER_URL",
+            if undo { " --undo" } else { "" }
+        )),
+        _ => error.into(),
+    })?;
     if global.json {
         let mut answer = serde_json::to_value(&done)?;
         answer["dry_run"] = json!(dry_run);

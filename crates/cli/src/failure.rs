@@ -74,7 +74,10 @@ impl From<posthouse::Error> for Failure {
             Some("57014") => Some(
                 "if that is too short a statement_timeout of the database: add `?options=-c%20statement_timeout%3D0` to its URL",
             ),
-            Some("42501") => Some("the database user lacks rights on the schema posthouse; use the user that owns it"),
+            Some("42501") if error.to_string().starts_with("permission denied") => Some(
+                "the database user lacks rights on the schema posthouse; use the user that owns it, or one with the role that \
+                 this takes, as made by `posthouse db isolate`",
+            ),
             _ if error.is_disconnected() => Some(
                 "is Postgres running at the address in DATABASE_URL? `posthouse dev` starts one of its own for development",
             ),

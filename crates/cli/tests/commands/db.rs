@@ -70,3 +70,48 @@ fn the_database_of_a_running_dev_is_found_and_one_left_behind_is_not() {
     run(&["status"]).failed(2, &["DATABASE_URL"]);
     std::fs::remove_dir_all(&state).unwrap();
 }
+
+#[tokio::test]
+async fn isolation_is_told_turned_on_and_off_again() {
+    let database = TestDatabase::new("", async |_| Ok::<_, std::io::Error>(())).await;
+    let run = |url: &str, arguments: &[&str]| {
+        answer(posthouse().args(["db", "isolate"]).args(arguments).args(["--database-url", url]), None)
+    };
+    run(database.url(), &[]).failed(1, &["posthouse db migrate"]);
+    answer(posthouse().args(["db", "migrate", "--database-url", database.url()]), None).fine();
+    let plan = run(database.url(), &["--dry-run"]).fine();
+    assert!(plan.stdout.lines().all(|line| line.ends_with(';')), "{}", plan.stdout);
+    assert!(plan.stdout.contains("alter table posthouse.job enable row level security"), "{}", plan.stdout);
+    let told = run(database.url(), &["--dry-run", "--json"]).fine().json();
+    assert_eq!((&told["dry_run"], &told["on"], &told["was_on"]), (&json!(true), &json!(false), &json!(false)));
+
+    // The plan, run by hand, is all that it takes.
+    let client = database.connect().await;
+    client.batch_execute(&plan.stdout).await.unwrap();
+    let on = run(database.url(), &["--json"]).fine().json();
+    assert_eq!((&on["on"], &on["was_on"]), (&json!(true), &json!(true)));
+    let on = run(database.url(), &[]).fine();
+    assert!(on.stdout.contains("posthouse.bind_login") && on.stderr.contains("superuser"), "{on:?}");
+
+    // Who only enqueues.
+    let login = format!("cli_{}", std::process::id());
+    client
+        .batch_execute(&format!(
+            "create role {login} login password 'sesame'; grant posthouse_enqueue to {login}; select posthouse.bind_login('{login}', 'acme')"
+        ))
+        .await
+        .unwrap();
+    let theirs = format!("postgres://{login}:sesame@{}", database.url().rsplit_once('@').unwrap().1);
+    let enqueue = |tenant: &str| {
+        answer(posthouse().args(["enqueue", "k", "{}", "--tenant", tenant, "--database-url", &theirs]), None)
+    };
+    enqueue("acme").fine();
+    let refused = enqueue("bolt").failed(1, &["may enqueue for tenant acme only"]);
+    assert!(!refused.stderr.contains("the user that owns it"), "{refused:?}");
+    run(&theirs, &[]).failed(1, &["permission denied", "--dry-run | psql"]);
+
+    assert_eq!(run(database.url(), &["--undo", "--json"]).fine().json()["on"], false);
+    run(database.url(), &["--undo"]).fine();
+    answer(posthouse().args(["enqueue", "k", "{}", "--database-url", &theirs]), None).failed(1, &["permission denied"]);
+    client.batch_execute(&format!("drop role {login}")).await.unwrap();
+}
