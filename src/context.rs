@@ -31,6 +31,7 @@ struct Inner {
     signal: Signal,
     usage: Mutex<Option<Box<RawValue>>>,
     store: Store,
+    admit_store: Store,
 }
 
 /// Why an attempt was asked to stop.
@@ -49,11 +50,19 @@ pub enum CancelReason {
 }
 
 impl Context {
-    pub(crate) fn new(job: ClaimedJob, worker: Uuid, lease: Arc<Lease>, store: Store, now: Instant) -> Self {
+    /// `store` is for progress. Calls are admitted over a connection of its own, since they may wait for others at the gates, and
+    /// progress and outcomes should not wait behind them.
+    pub(crate) fn new(
+        job: ClaimedJob,
+        worker: Uuid,
+        lease: Arc<Lease>,
+        (store, admit_store): (Store, Store),
+        now: Instant,
+    ) -> Self {
         // A timeout too far to be represented is no timeout.
         let deadline = job.timeout.and_then(|timeout| now.checked_add(timeout));
         let (signal, usage) = (Signal::default(), Mutex::new(None));
-        Self { inner: Arc::new(Inner { job, worker, lease, deadline, signal, usage, store }) }
+        Self { inner: Arc::new(Inner { job, worker, lease, deadline, signal, usage, store, admit_store }) }
     }
 
     /// The job's id.
@@ -186,6 +195,10 @@ impl Context {
 
     pub(crate) fn lease(&self) -> &Lease {
         &self.inner.lease
+    }
+
+    pub(crate) fn admit_store(&self) -> &Store {
+        &self.inner.admit_store
     }
 }
 

@@ -2,9 +2,10 @@
 //!
 //! The modules, in reading order: [`job`] (what is enqueued), [`outcome`] (what an attempt decides),
 //! [`retry`] (when the next attempt runs), [`client`] (enqueue and manage jobs), [`handler`] and [`context`]
-//! (what your code sees), [`worker`] (claims jobs and runs handlers), [`store`] (the only module that speaks
-//! SQL), [`error`].
+//! (what your code sees), [`admission`] (gates that calls of a handler pass), [`worker`] (claims jobs and runs
+//! handlers), [`store`] (the only module that speaks SQL), [`error`].
 
+pub mod admission;
 pub mod client;
 pub mod context;
 pub mod error;

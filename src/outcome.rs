@@ -43,9 +43,15 @@ impl Outcome {
         }
     }
 
-    /// Try again by the backoff of the kind.
+    /// Try again by the backoff of the kind; or what the error itself asks for, as
+    /// [`NotAdmitted`](crate::admission::NotAdmitted) does.
     pub fn retry(error: impl Into<JobError>) -> Self {
-        Self::Retry { error: error.into(), delay: None }
+        let mut error = error.into();
+        match error.instead.take().map(|instead| *instead) {
+            None => Self::Retry { error, delay: None },
+            Some(Instead::Snooze { delay, reason, gate }) => Self::snooze_at(gate, delay, reason),
+            Some(Instead::Fail) => Self::Fail(error),
+        }
     }
 
     /// A dead letter at once.
@@ -74,12 +80,20 @@ pub struct JobError {
     pub message: String,
     /// More for machines (status, endpoint, latency). `Null`: nothing.
     pub detail: Value,
+    /// What an attempt that ends with this error comes to, if not to a retry.
+    instead: Option<Box<Instead>>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Instead {
+    Snooze { delay: Duration, reason: String, gate: String },
+    Fail,
 }
 
 impl JobError {
     /// An error of a class.
     pub fn new(class: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { class: class.into(), message: message.into(), detail: Value::Null }
+        Self { class: class.into(), message: message.into(), detail: Value::Null, instead: None }
     }
 
     /// The same error with details.
@@ -87,7 +101,49 @@ impl JobError {
         self.detail = detail;
         self
     }
+
+    /// The same error; an attempt that ends with it is a snooze.
+    pub(crate) fn or_snooze(mut self, delay: Duration, reason: String, gate: String) -> Self {
+        self.instead = Some(Box::new(Instead::Snooze { delay, reason, gate }));
+        self
+    }
+
+    /// The same error; an attempt that ends with it is a dead letter.
+    pub(crate) fn or_fail(mut self) -> Self {
+        self.instead = Some(Box::new(Instead::Fail));
+        self
+    }
+
+    /// An error and its causes, which are joined into the message. If one of them stands for a job error, that decides about the
+    /// rest.
+    fn of_chain(error: &(dyn std::error::Error + 'static)) -> Self {
+        let mut whole = Self::new("error", error.to_string());
+        let mut next = Some(error);
+        while let Some(cause) = next {
+            if let Some(Stands(inner)) = cause.downcast_ref() {
+                whole = Self { message: whole.message, ..inner.clone() };
+            }
+            next = cause.source();
+            if let Some(cause) = next {
+                whole.message.push_str(": ");
+                whole.message.push_str(&cause.to_string());
+            }
+        }
+        whole
+    }
 }
+
+/// A job error as a link in a chain of errors. ([`JobError`] is no `std::error::Error` itself, since any of those turns into one.)
+#[derive(Debug)]
+pub(crate) struct Stands(pub(crate) JobError);
+
+impl fmt::Display for Stands {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for Stands {}
 
 impl fmt::Display for JobError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -96,16 +152,16 @@ impl fmt::Display for JobError {
 }
 
 /// Any error becomes one of class `error`, its causes joined into the message.
-impl<E: std::error::Error> From<E> for JobError {
+impl<E: std::error::Error + 'static> From<E> for JobError {
     fn from(error: E) -> Self {
-        let mut message = error.to_string();
-        let mut source = error.source();
-        while let Some(cause) = source {
-            message.push_str(": ");
-            message.push_str(&cause.to_string());
-            source = cause.source();
-        }
-        Self::new("error", message)
+        Self::of_chain(&error)
+    }
+}
+
+/// For handlers whose error is a box: the class and the details are kept.
+impl From<JobError> for Box<dyn std::error::Error + Send + Sync> {
+    fn from(error: JobError) -> Self {
+        Box::new(Stands(error))
     }
 }
 
@@ -121,24 +177,31 @@ impl IntoOutcome for Outcome {
     }
 }
 
-/// `Ok` is done with the value as its result, `Err` is a retry.
-impl<T: Serialize, E: Into<JobError>> IntoOutcome for Result<T, E> {
+/// `Ok` is done with the value as its result, `Err` is a retry, or what the error asks for: see [`Outcome::retry`].
+///
+/// The error may be a [`JobError`], any error that can be sent to other threads, a `Box<dyn Error + Send + Sync>`, an
+/// `anyhow::Error` and its like, or text.
+impl<T: Serialize, E: Into<Box<dyn std::error::Error + Send + Sync>>> IntoOutcome for Result<T, E> {
     fn into_outcome(self) -> Outcome {
         match self {
             Ok(value) => Outcome::done(&value),
-            Err(error) => Outcome::retry(error),
+            Err(error) => failed(error.into()),
         }
     }
 }
 
-/// `Ok` is the outcome itself, `Err` is a retry: for handlers that use `?` and decide for themselves.
-impl<E: Into<JobError>> IntoOutcome for Result<Outcome, E> {
+/// `Ok` is the outcome itself, `Err` is a retry, or what the error asks for: for handlers that use `?` and decide for themselves.
+impl<E: Into<Box<dyn std::error::Error + Send + Sync>>> IntoOutcome for Result<Outcome, E> {
     fn into_outcome(self) -> Outcome {
         match self {
             Ok(outcome) => outcome,
-            Err(error) => Outcome::retry(error),
+            Err(error) => failed(error.into()),
         }
     }
+}
+
+fn failed(error: Box<dyn std::error::Error + Send + Sync>) -> Outcome {
+    Outcome::retry(JobError::of_chain(&*error))
 }
 
 /// Done, without a result.

@@ -275,7 +275,7 @@ mod tests {
         };
         let store = Database::new("postgres://localhost/nowhere").unwrap().store("test");
         let lease = Arc::new(Lease::new(lease, std::time::Instant::now()));
-        Context::new(job, Uuid::new_v4(), lease, store, Instant::now().into_std())
+        Context::new(job, Uuid::new_v4(), lease, (store.clone(), store), Instant::now().into_std())
     }
 
     fn context() -> Context {

@@ -141,9 +141,10 @@ impl Claimer {
             // A claim never brings more than was asked for; if it did, the surplus is released as not held.
             let (Some(slot), Some(room)) = (permits.slots.split(1), permits.room.split(1)) else { break };
             let payload = std::mem::replace(&mut job.payload, RawValue::NULL.to_owned());
-            let (lease, store) = (incarnation.lease.clone(), self.shared.settle_store.clone());
+            let lease = incarnation.lease.clone();
+            let stores = (self.shared.settle_store.clone(), self.shared.admit_store.clone());
             let now = tokio::time::Instant::now().into_std();
-            let context = Context::new(job, incarnation.worker, lease, store, now);
+            let context = Context::new(job, incarnation.worker, lease, stores, now);
             held.push((context.job_id(), context.fence(), context.clone()));
             claimed.push(Claimed { context, payload, incarnation: incarnation.clone(), slot, room });
         }

@@ -5,7 +5,8 @@
 //! own, `listen` hears notifications, [`sweep`] does the housekeeping.
 //!
 //! A worker has at most five connections, whatever its concurrency: claims, outcomes and progress, heartbeat,
-//! notifications, housekeeping. (A sixth, to look at the schema, lives for a moment at each registration.)
+//! notifications, housekeeping; and a sixth once a handler asks gates for a call of its own. (One more, to look at the schema,
+//! lives for a moment at each registration.)
 
 mod attempt;
 mod builder;

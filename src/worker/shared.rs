@@ -83,6 +83,8 @@ pub(crate) struct Shared {
     pub(crate) database: Database,
     /// Outcomes and progress go over this connection.
     pub(crate) settle_store: Store,
+    /// Calls of handlers are admitted over this one, which is made when a handler first asks.
+    pub(crate) admit_store: Store,
     /// The present incarnation; `None` while the worker is not registered. Changed by the heartbeat alone.
     pub(crate) incarnation: watch::Sender<Option<Arc<Incarnation>>>,
     /// One permit for each handler that may run.
@@ -125,6 +127,7 @@ impl Shared {
         let slots = settings.concurrency as usize;
         let shared = Self {
             settle_store: database.store("settle"),
+            admit_store: database.store("admit"),
             incarnation: watch::Sender::new(None),
             slots: Arc::new(Semaphore::new(slots)),
             room: Arc::new(Semaphore::new(slots + slots.max(UNSETTLED))),

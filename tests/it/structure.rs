@@ -7,7 +7,19 @@ use std::path::{Path, PathBuf};
 
 /// The modules of the library, lower ones first: each imports only from those before it.
 const LAYERS: &[&str] = &[
-    "error", "retry", "outcome", "job", "pause", "lease", "signal", "store", "client", "context", "handler", "sweep",
+    "error",
+    "retry",
+    "outcome",
+    "job",
+    "pause",
+    "lease",
+    "signal",
+    "store",
+    "client",
+    "context",
+    "admission",
+    "handler",
+    "sweep",
     "worker",
 ];
 
