@@ -123,6 +123,10 @@ impl Crew {
         for name in ["POSTHOUSE_LEASE_MS", "POSTHOUSE_LISTEN_URL"] {
             command.env_remove(name);
         }
+        // What becomes of jobs is on the screen already; alerts would say it again.
+        if std::env::var_os("POSTHOUSE_LOG").is_none() {
+            command.env("POSTHOUSE_LOG", "error");
+        }
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // Ctrl-C is ours to hear; the workers end when we say so.
         let mut child = command.process_group(0).kill_on_drop(true).spawn()?;

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod alerts;
 mod arguments;
 mod db;
 mod dead;

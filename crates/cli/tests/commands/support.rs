@@ -108,6 +108,12 @@ impl Queue {
         self.run(&arguments).fine().json()["id"].as_i64().unwrap()
     }
 
+    /// The first column of what a query finds, which must be text.
+    pub(crate) async fn texts(&self, query: &str) -> Vec<String> {
+        let rows = self.database.connect().await.query(query, &[]).await.unwrap();
+        rows.iter().map(|row| row.get(0)).collect()
+    }
+
     /// Statements that no command makes.
     pub(crate) async fn sql(&self, statements: &str) {
         self.database.connect().await.batch_execute(statements).await.unwrap();

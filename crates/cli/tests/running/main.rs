@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod alerts;
 mod bench;
 mod bench_over_time;
 mod bench_shapes;
@@ -9,6 +10,7 @@ mod demo;
 mod dev;
 mod processes;
 mod prompts;
+mod receiver;
 // Shared with the tests of the other commands; not all of it is needed here.
 #[allow(dead_code)]
 #[path = "../commands/support.rs"]

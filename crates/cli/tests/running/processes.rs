@@ -1,5 +1,6 @@
 //! Processes that run while a test looks at them, and looking at what is left of them.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -30,7 +31,16 @@ pub(crate) struct Running {
 
 impl Running {
     pub(crate) fn start(command: &mut Command) -> Self {
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        Self::spawn(command.stderr(Stdio::null()))
+    }
+
+    /// The same; what it says on stderr goes into a file.
+    pub(crate) fn logging(command: &mut Command, log: File) -> Self {
+        Self::spawn(command.stderr(log))
+    }
+
+    fn spawn(command: &mut Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let (tell, lines) = channel();
         let output = BufReader::new(child.stdout.take().unwrap());
         std::thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| tell.send(line)));
