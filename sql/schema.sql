@@ -254,6 +254,7 @@ create table posthouse.payload (
 create table posthouse.queue (
   name text not null,
   retention interval,
+  fair_by text not null default 'jobs'::text,
   constraint queue_pkey PRIMARY KEY (name)
 );
 
@@ -262,6 +263,13 @@ create table posthouse.route (
   endpoints text[] not null,
   constraint route_pkey PRIMARY KEY (model)
 );
+
+create table posthouse.share (
+  queue text not null,
+  tenant text not null,
+  share real not null,
+  constraint share_pkey PRIMARY KEY (queue, tenant)
+) with (fillfactor=50);
 
 create table posthouse.sweep (
   name text not null,
@@ -367,9 +375,12 @@ declare
   gate_ids bigint[];
   whose text[];
   look record;
+  asked posthouse.gate;
   now_at timestamptz;
   room record;
   inside boolean;
+  probed bigint[] := '{}';            -- half-open gates: this call is the one that tries them
+  begun int;
   opens timestamptz := '-infinity';
 begin
   perform posthouse.check_isolation();
@@ -378,7 +389,10 @@ begin
     raise exception using errcode = 'PH001', message = format('tokens: %s is not between 0 and 1000000000', coalesce(tokens::text, 'null'));
   end if;
   perform pg_advisory_xact_lock_shared(1346912000, 4);
-  if not exists (select from posthouse.job j where j.id = admit.id and j.worker = admit.worker and j.fence = admit.fence and j.state = 'running') then
+  -- The job before the gates, as settles do, so that none waits for the other.
+  perform from posthouse.job j
+  where j.id = admit.id and j.worker = admit.worker and j.fence = admit.fence and j.state = 'running' for no key update;
+  if not found then
     return null;
   end if;
   select array_agg(x.id order by x.id, x.member), array_agg(x.member order by x.id, x.member) into gate_ids, whose
@@ -390,19 +404,33 @@ begin
   now_at := clock_timestamp();
   select * into look from posthouse.look_at_gates(gate_ids, whose, array_fill(1, array[cardinality(gate_ids)]), now_at);
   for i in 1 .. cardinality(gate_ids) loop
-    if tokens > (look.gates[i]).tokens_per_minute then
+    asked := look.gates[i];
+    if tokens > asked.tokens_per_minute then
       raise exception using errcode = 'PH001', message = format('tokens: %s is more than gate %s lets through in a minute (%s)',
-        tokens, quote_literal((look.gates[i]).name), (look.gates[i]).tokens_per_minute);
+        tokens, quote_literal(asked.name), asked.tokens_per_minute);
+    end if;
+    if asked.probe_job = admit.id then
+      asked.probe_until := null;
     end if;
     inside := coalesce(admit.id = any((look.states[i]).job_ids), false);
-    room := posthouse.gate_room(look.gates[i], look.states[i],
-      coalesce(cardinality((look.states[i]).job_ids), 0) - inside::int, now_at);
-    if room.room <= 0 or (room.is_spent and (look.gates[i]).when_spent <> 'hold') then
+    room := posthouse.gate_room(asked, look.states[i], coalesce(cardinality((look.states[i]).job_ids), 0) - inside::int, now_at);
+    if room.room <= 0 or (room.is_spent and asked.when_spent <> 'hold') then
       opens := greatest(opens, coalesce(room.until, now_at + case when room.is_spent then interval '1 hour' else interval '1 second' end));
+    elsif room.is_probe then
+      probed := probed || asked.id;
     end if;
   end loop;
   if opens > now_at then
     return case when opens = 'infinity' then 86400000 else least(ceil(extract(epoch from opens - now_at) * 1000), 86400000) end;
+  end if;
+  if probed <> '{}' then
+    -- Not where somebody else began to meanwhile: who asks for the endpoint itself holds no count.
+    update posthouse.gate x set probe_job = admit.id, probe_until = now_at + interval '1 minute'
+    where x.id = any(probed) and (coalesce(x.probe_until, now_at) <= now_at or x.probe_job = admit.id);
+    get diagnostics begun = row_count;
+    if begun < cardinality(probed) then
+      return 1000;
+    end if;
   end if;
   insert into posthouse.gate_state
   select c.*
@@ -639,27 +667,35 @@ CREATE OR REPLACE FUNCTION posthouse.block_lanes(lanes bigint[], gate_ids bigint
  SET search_path TO 'pg_catalog', 'pg_temp'
  SET enable_seqscan TO 'off'
  SET enable_bitmapscan TO 'off'
+ SET enable_hashjoin TO 'off'
+ SET enable_mergejoin TO 'off'
  SET plan_cache_mode TO 'force_generic_plan'
 AS $function$
 declare
   now_at timestamptz := clock_timestamp();
-  c record;
   look record;
+  whose text[];
 begin
-  for c in
-    select b.gate_id, b.member, array_agg(b.lane_id) as lanes
+  -- A thousand at a time; the others have their turn at the next claim.
+  select array_agg(b.lane_id), array_agg(b.gate_id), array_agg(b.member) into lanes, gate_ids, whose
+  from (
+    select b.lane_id, b.gate_id, b.member
     from unnest(lanes, gate_ids, members, untils) b(lane_id, gate_id, member, until)
     cross join lateral (select l.awake_until from posthouse.lane l where l.id = b.lane_id offset 0) l
     where b.until > now_at + interval '10 seconds' or (coalesce(b.until, 'infinity') > now_at + interval '2 seconds' and l.awake_until < now_at)
-    group by b.gate_id, b.member
-  loop
-    continue when not pg_try_advisory_xact_lock(1346912003, (c.gate_id % 128)::int);
-    -- A new statement, so that it sees what made room before the lock was ours.
-    select * into look from posthouse.look_at_gates(array[c.gate_id], array[c.member], array[1], clock_timestamp());
-    continue when look.rooms[1] > 0;
-    update posthouse.lane l set blocked_by = c.gate_id, ready_at = coalesce(look.untils[1], clock_timestamp() + interval '10 minutes')
-    where l.id = any(array(select x.id from posthouse.lane x where x.id = any(c.lanes) for no key update skip locked));
-  end loop;
+    limit 1000) b
+  where pg_try_advisory_xact_lock(1346912003, (b.gate_id % 128)::int);
+  if lanes is null then
+    return;
+  end if;
+  -- A new statement, so that it sees what made room before the lock was ours.
+  select * into look from posthouse.look_at_gates(gate_ids, whose, array_fill(1, array[cardinality(lanes)]), clock_timestamp());
+  update posthouse.lane l set blocked_by = b.gate_id, ready_at = coalesce(b.until, now_at + interval '10 minutes')
+  from (
+    select x.id, b.gate_id, b.until
+    from unnest(lanes, gate_ids, look.rooms, look.untils) b(lane_id, gate_id, room, until)
+    cross join lateral (select x.id from posthouse.lane x where x.id = b.lane_id and b.room <= 0 for no key update skip locked) x) b
+  where l.id = b.id;
 end $function$
 ;
 
@@ -1145,9 +1181,14 @@ declare
   quotas int[];
   share int;
   heads int;                          -- different tenants
+  edge bigint;                        -- the last lane of the window
+  weighted boolean := exists (select from posthouse.share s where s.queue = any(queues));
+  weights real[];                     -- of their tenants
+  shares int[];
   narrowed boolean;                   -- some lanes wait, since older ones had the share of their tenant
   took posthouse.job[];
   passed record;
+  held_back boolean := false;         -- a gate held some lane back
   visited bigint[];
   visitors text[];                    -- their tenants
   gave bigint[];
@@ -1173,6 +1214,7 @@ begin
         order by l.queue, l.priority, l.id limit 256) l
       order by b.part, l.id limit 256) r;
     exit when lanes is null;
+    edge := lanes[256];
     visited := lanes;
     visitors := tenants;
     gave := '{}';
@@ -1183,18 +1225,27 @@ begin
         quotas := array[share];
       else
         heads := (select count(distinct t) from unnest(tenants) t);
-        share := ceil(share::numeric / heads);
-        if cardinality(lanes) > heads then
-          select array_agg(q.lane_id), array_agg(q.quota) into lanes, quotas from posthouse.lane_quotas(lanes, tenants, share, after_lane, due) q;
-          narrowed := true;
+        if weighted then
+          -- Where there is not one for each, those with a small share are passed over now and then.
+          select array_agg(x.lane_id order by x.later, x.place), array_agg(x.tenant order by x.later, x.place),
+            array_agg(x.quota order by x.later, x.place), min(x.quota)
+          into lanes, tenants, shares, share
+          from posthouse.weigh_lanes(queues, lanes, tenants, share, heads) x;
         else
-          quotas := array_fill(share, array[cardinality(lanes)]);
+          share := ceil(share::numeric / heads);
+          shares := array_fill(share, array[cardinality(lanes)]);
+        end if;
+        quotas := shares;
+        if cardinality(lanes) > heads then
+          select array_agg(q.lane_id), array_agg(q.quota) into lanes, quotas from posthouse.lane_quotas(lanes, tenants, shares, after_lane, due) q;
+          narrowed := true;
         end if;
       end if;
       exit when lanes is null;
       if gated then
         select * into passed from posthouse.take_gated(worker, lanes, quotas, max_jobs - cardinality(jobs), due, wait and not held);
         took := passed.jobs;
+        held_back := passed.blocked <> '{}';
         held := held or passed.held;
         blocked := blocked || passed.blocked;
         blockers := blockers || passed.blockers;
@@ -1203,14 +1254,17 @@ begin
       else
         took := posthouse.take_jobs(worker, lanes, quotas, max_jobs - cardinality(jobs), due);
       end if;
-      exit when took is null;
-      jobs := jobs || took;
-      gave := gave || array(select distinct j.lane_id from unnest(took) j);
-      exit when cardinality(jobs) >= max_jobs or cardinality(took) < share;
-      -- Those that gave their whole share may have more, or the lanes that waited behind them.
+      exit when took is null and not (narrowed and held_back);
+      if took is not null then
+        jobs := jobs || took;
+        gave := gave || array(select distinct j.lane_id from unnest(took) j);
+      end if;
+      exit when cardinality(jobs) >= max_jobs or (cardinality(took) < share and not held_back);
+      -- Those that gave their whole share may have more, or the lanes that waited behind them, or behind one that a gate holds back.
       if narrowed then
-        lanes := visited;
-        tenants := visitors;
+        select array_agg(v.lane_id order by v.place), array_agg(v.tenant order by v.place) into lanes, tenants
+        from unnest(visited, visitors) with ordinality v(lane_id, tenant, place) where v.lane_id <> all(blocked);
+        exit when lanes is null;
         continue;
       end if;
       select array_agg(g.lane_id order by v.ord), array_agg(l.tenant order by v.ord) into lanes, tenants
@@ -1226,9 +1280,9 @@ begin
     end if;
     exit when cardinality(jobs) >= max_jobs or cardinality(visited) < 256;
     if part = 1 then
-      after_lanes[1] := visited[256];
+      after_lanes[1] := edge;
     else
-      after_lanes := array[visited[256]];
+      after_lanes := array[edge];
       upto_lanes := array[after_lane];
     end if;
   end loop;
@@ -1287,6 +1341,8 @@ begin
   values (close_gate.name, close_gate.until, clock_timestamp(), 'person', left(close_gate.reason, 500))
   on conflict on constraint gate_name_key do update set closed_until = excluded.closed_until, closed_at = excluded.closed_at,
     closed_by = excluded.closed_by, closed_reason = excluded.closed_reason, probe_until = null, probe_job = null;
+  -- Those that sleep sleep until then from now on.
+  perform posthouse.wake_gate(name);
 end $function$
 ;
 
@@ -1321,12 +1377,19 @@ begin
   select counted, r.member, coalesce(s.seq, 0) + 1, r.job_ids, r.fences, s.seconds, s.requests, s.tokens, s.requests_at, s.tokens_at,
     s.month, s.day, s.spent_day, s.spent_month
   from (
-    select x.member, array_agg(j.id order by j.id) as job_ids, array_agg(j.fence order by j.id) as fences
-    from posthouse.worker w
-    cross join lateral posthouse.running_jobs(w.id, w.oldest_seq) r
-    join posthouse.job j on j.id = r.id
-    cross join lateral (select x.member from posthouse.gates_of(array[j.lane_id]) x where x.gate_id = counted) x
-    group by x.member) r
+    select u.member, array_agg(u.id order by u.id) as job_ids, array_agg(u.fence order by u.id) as fences
+    from (
+      select x.member, j.id, j.fence
+      from posthouse.worker w
+      cross join lateral posthouse.running_jobs(w.id, w.oldest_seq) r
+      join posthouse.job j on j.id = r.id
+      cross join lateral (select x.member from posthouse.gates_of(array[j.lane_id], array[j.instead]) x where x.gate_id = counted) x
+      union
+      select s.member, j.id, j.fence
+      from (select distinct on (s.member) s.* from posthouse.gate_state s where s.gate_id = counted order by s.member, s.seq desc) s
+      cross join lateral unnest(s.job_ids, s.fences) u(id, fence)
+      join posthouse.job j on j.id = u.id and j.fence = u.fence and j.state = 'running') u
+    group by u.member) r
   left join lateral (select s.* from posthouse.gate_state s where s.gate_id = counted and s.member = r.member order by s.seq desc limit 1) s on true;
   -- So that they count as jobs that passed gates.
   update posthouse.job j set reserved = 0
@@ -1615,6 +1678,7 @@ declare
   l posthouse.lane;
   w posthouse.worker;
   ahead bigint;
+  is_held boolean := false;
 begin
   if session_user <> current_user then
     perform posthouse.check_job_login(job_id);
@@ -1654,12 +1718,16 @@ begin
     until := j.run_at;
     return next;
   end if;
+  for reason, until in select h.reason, h.until from posthouse.held_by(j.lane_id, j.run_at > clock_timestamp()) h loop
+    is_held := true;
+    return next;
+  end loop;
   until := null;
   if not exists (select from posthouse.worker x where x.dead_at is null and posthouse.lease_end(x) > clock_timestamp()
                  and l.queue = any(x.queues) and l.kind = any(x.kinds)) then
     reason := format('no live worker serves kind %s on queue %s', quote_ident(l.kind), quote_ident(l.queue));
     return next;
-  elsif j.run_at <= clock_timestamp() then
+  elsif j.run_at <= clock_timestamp() and not is_held then
     select count(*) into ahead from (
       select from posthouse.job x where x.lane_id = j.lane_id and x.state = 'queued' and (x.run_at, x.id) < (j.run_at, j.id) limit 100000) x;
     reason := format('waits for a free slot: %s jobs of its tenant and kind are before it', ahead);
@@ -2208,6 +2276,70 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.held_by(lane_id bigint, closed_only boolean)
+ RETURNS TABLE(reason text, until timestamp with time zone)
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+AS $function$
+#variable_conflict use_column
+declare
+  insteads text[];
+  gate_ids bigint[];
+  members text[];
+  look record;
+  g posthouse.gate;
+  s posthouse.gate_state;
+  now_at timestamptz := clock_timestamp();
+  today date := now_at at time zone 'UTC';
+  first bigint := floor(extract(epoch from now_at)) - 61;
+  name text;
+begin
+  if exists (select from posthouse.gate x where x.when_spent like 'model:%') then
+    insteads := posthouse.models_instead(array[lane_id]);
+  end if;
+  select array_agg(x.gate_id order by x.gate_id, x.member), array_agg(x.member order by x.gate_id, x.member) into gate_ids, members
+  from (select distinct o.gate_id, o.member from posthouse.gates_of(array[lane_id], insteads) o) x;
+  if gate_ids is null then
+    return;
+  end if;
+  select * into look from posthouse.look_at_gates(gate_ids, members, array_fill(1, array[cardinality(gate_ids)]), now_at);
+  for i in 1 .. cardinality(gate_ids) loop
+    g := look.gates[i];
+    s := look.states[i];
+    name := 'gate ' || g.name || case when members[i] <> '' then format(' (%s)', members[i]) else '' end;
+    until := nullif(look.untils[i], 'infinity');
+    reason := case
+      when g.closed_until > now_at then format('%s is closed %s', name,
+        case g.closed_by when 'person' then 'by a person' when 'provider' then 'by its provider' when 'breaker' then 'since it failed too often'
+          when 'quota' then 'since its account is empty' else 'by ' || g.closed_by end)
+        || case when g.closed_until = 'infinity' then ', until somebody opens it' else '' end || coalesce(': ' || nullif(g.closed_reason, ''), '')
+      when look.rooms[i] <= 0 and g.probe_until > now_at and g.closed_by in ('provider', 'breaker')
+        then format('%s was closed%s; job %s tries it first', name, coalesce(': ' || nullif(g.closed_reason, ''), ''), g.probe_job)
+      when closed_only then null
+      when look.rooms[i] <= 0 and cardinality(s.job_ids) >= g.max_running
+        then format('%s is full: %s of %s run', name, cardinality(s.job_ids), g.max_running)
+      when look.spent[i] and g.when_spent in ('hold', 'fail') then
+        format('the budget of %s is spent: ', name)
+        || case when s.spent_month >= g.money_per_month and s.month = date_trunc('month', today)::date
+             then format('%s of %s for this month', s.spent_month, g.money_per_month)
+             else format('%s of %s for today', s.spent_day, g.money_per_day) end
+        || case when g.when_spent = 'fail' then '; its jobs fail when they are claimed' else '' end
+      when look.rooms[i] <= 0 and num_nonnulls(g.requests_per_minute, g.tokens_per_minute) = 0
+        then name || ' has just opened, and jobs follow one after the other'
+      when look.rooms[i] <= 0 then name || ' is at its rate: ' || concat_ws(', ',
+        posthouse.sum_since(s.seconds, s.requests::bigint[], first) || ' of ' || g.requests_per_minute || ' requests',
+        posthouse.sum_since(s.seconds, s.tokens, first) || ' of ' || g.tokens_per_minute || ' tokens') || ' in the last minute'
+    end;
+    if reason is not null then
+      return next;
+    end if;
+  end loop;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.hold_alerts(kind text, subjects text[], texts text[], details jsonb[])
  RETURNS void
  LANGUAGE plpgsql
@@ -2491,7 +2623,7 @@ begin
 end $function$
 ;
 
-CREATE OR REPLACE FUNCTION posthouse.lane_quotas(lanes bigint[], tenants text[], share integer, after_lane bigint, due timestamp with time zone)
+CREATE OR REPLACE FUNCTION posthouse.lane_quotas(lanes bigint[], tenants text[], shares integer[], after_lane bigint, due timestamp with time zone)
  RETURNS TABLE(lane_id bigint, quota integer)
  LANGUAGE plpgsql
  STABLE
@@ -2504,24 +2636,24 @@ AS $function$
 begin
   return query
     with v as materialized (
-      select u.lane_id, u.tenant, min(u.lane_id) over (partition by u.tenant) as first_lane
-      from unnest(lanes, tenants) u(lane_id, tenant)
+      select u.lane_id, u.tenant, u.share, min(u.lane_id) over (partition by u.tenant) as first_lane
+      from unnest(lanes, tenants, shares) u(lane_id, tenant, share)
     ), at as materialized (
       select coalesce((select v.first_lane from v where v.tenant = (select l.tenant from posthouse.lane l where l.id = after_lane) limit 1),
                       after_lane) as first_lane
     )
     select c.lane_id, count(*)::int
     from (
-      select v.lane_id, v.first_lane, row_number() over (partition by v.tenant order by j.run_at, j.id) as place
+      select v.lane_id, v.first_lane, v.share, row_number() over (partition by v.tenant order by j.run_at, j.id) as place
       from v
       cross join lateral (
         select j.run_at, j.id from posthouse.job j
         where j.lane_id = v.lane_id and j.state = 'queued' and j.run_at <= due
           and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = v.lane_id
                                     order by f.floor_at desc limit 1), '-infinity')
-        order by j.lane_id, j.run_at, j.id limit share) j) c
+        order by j.lane_id, j.run_at, j.id limit v.share) j) c
     cross join at
-    where c.place <= share
+    where c.place <= c.share
     group by c.lane_id, c.first_lane, at.first_lane
     order by c.first_lane <= at.first_lane, c.first_lane, c.lane_id;
 end $function$
@@ -2641,6 +2773,42 @@ begin
     end;
     insert into posthouse.id_range values (lo, hi);
   end loop;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.make_shares()
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+  if not exists (select from posthouse.tenant) and not exists (select from posthouse.queue q where q.fair_by = 'tokens')
+     and not exists (select from posthouse.share) then
+    return;
+  end if;
+  perform pg_advisory_xact_lock(1346912000, 5);
+  with recursive queues as (
+    (select l.queue from posthouse.lane l order by l.queue limit 1)
+    union all
+    select (select l.queue from posthouse.lane l where l.queue > q.queue order by l.queue limit 1) from queues q where q.queue is not null
+  ), used as (
+    select u.queue, u.tenant, greatest(sum(u.input_tokens + u.output_tokens)::float8 / greatest(sum(u.attempts), 1), 1) as tokens
+    from posthouse.usage_day u join posthouse.queue q on q.name = u.queue and q.fair_by = 'tokens'
+    where u.day >= (clock_timestamp() at time zone 'UTC')::date - 1
+    group by u.queue, u.tenant
+  ), wanted as (
+    select k.queue, k.tenant,
+      least(greatest(coalesce(t.weight, 1) * coalesce(avg(u.tokens) over (partition by k.queue) / u.tokens, 1), 0.001), 1000)::real as share
+    from (select q.queue, t.name as tenant from queues q cross join posthouse.tenant t where q.queue is not null
+          union select u.queue, u.tenant from used u) k
+    left join posthouse.tenant t on t.name = k.tenant
+    left join used u on u.queue = k.queue and u.tenant = k.tenant
+  ), gone as (
+    delete from posthouse.share s where not exists (select from wanted w where w.queue = s.queue and w.tenant = s.tenant)
+  )
+  insert into posthouse.share (queue, tenant, share) select w.queue, w.tenant, w.share from wanted w
+  on conflict on constraint share_pkey do update set share = excluded.share
+  where posthouse.share.share not between excluded.share * 0.9 and excluded.share * 1.1 or excluded.share = 1;
 end $function$
 ;
 
@@ -2853,7 +3021,7 @@ begin
   if opened is null then
     return false;
   end if;
-  perform posthouse.wake_endpoint(opened);
+  perform posthouse.wake_gate(name);
   return true;
 end $function$
 ;
@@ -3111,13 +3279,10 @@ declare
   gone bigint;
 begin
   perform posthouse.hold_gates();
+  perform posthouse.wake_gate(name);
   delete from posthouse.gate g where g.name = remove_gate.name returning g.id into gone;
-  if gone is null then
-    return false;
-  end if;
   delete from posthouse.gate_state s where s.gate_id = gone;
-  perform posthouse.wake_blocked(gone, null, 1000000);
-  return true;
+  return gone is not null;
 end $function$
 ;
 
@@ -3636,6 +3801,22 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.set_fair_by(queue text, fair_by text)
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+  perform posthouse.check_name('queue', queue);
+  if (fair_by in ('jobs', 'tokens')) is not true then
+    raise exception using errcode = 'PH001', message = format('fair_by: %s is not jobs or tokens', coalesce(quote_literal(fair_by), 'null'));
+  end if;
+  insert into posthouse.queue (name, fair_by) values (set_fair_by.queue, set_fair_by.fair_by)
+  on conflict on constraint queue_pkey do update set fair_by = excluded.fair_by;
+  perform posthouse.make_shares();
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.set_gate(name text, max_running integer DEFAULT NULL::integer, requests_per_minute integer DEFAULT NULL::integer, tokens_per_minute bigint DEFAULT NULL::bigint, money_per_day numeric DEFAULT NULL::numeric, money_per_month numeric DEFAULT NULL::numeric, when_spent text DEFAULT 'hold'::text, warn_at numeric DEFAULT NULL::numeric)
  RETURNS void
  LANGUAGE plpgsql
@@ -3661,12 +3842,15 @@ begin
     when (when_spent in ('hold', 'fail') or when_spent ~ '^model:.') is not true
       then format('when_spent: %s is not hold, fail or model:NAME', coalesce(quote_literal(when_spent), 'null'))
     when when_spent = name then 'when_spent: a model cannot stand in for itself'
-    when octet_length(when_spent) > 200 then 'when_spent: longer than 200 bytes'
+    when when_spent = 'model:*' then 'when_spent: name one model'
     when (warn_at > 0 and warn_at <= 1) is false then format('warn_at: %s is not a share above 0 and up to 1', warn_at)
     when warn_at is not null and money_per_day is null and money_per_month is null then 'warn_at: needs money_per_day or money_per_month'
   end;
   if complaint is not null then
     raise exception using errcode = 'PH001', message = complaint;
+  end if;
+  if when_spent like 'model:%' then
+    perform posthouse.check_name('when_spent', when_spent);
   end if;
   perform posthouse.hold_gates();
   insert into posthouse.gate (name, max_running, requests_per_minute, tokens_per_minute, money_per_day, money_per_month, when_spent, warn_at)
@@ -3680,7 +3864,7 @@ begin
   if max_running is not null then
     perform posthouse.count_running(set_id);
   end if;
-  perform posthouse.wake_blocked(set_id, null, 1000000);
+  perform posthouse.wake_gate(name);
 end $function$
 ;
 
@@ -3705,6 +3889,8 @@ begin
   perform posthouse.hold_gates();
   insert into posthouse.kind (name, gates, max_output_tokens) values (set_kind.kind, set_kind.gates, set_kind.max_output_tokens)
   on conflict on constraint kind_pkey do update set gates = excluded.gates, max_output_tokens = excluded.max_output_tokens;
+  update posthouse.lane l set ready_at = least(l.ready_at, clock_timestamp()), blocked_by = null
+  where l.id = any(array(select x.id from posthouse.lane x where x.blocked_by is not null and x.kind = set_kind.kind for no key update skip locked));
 end $function$
 ;
 
@@ -3745,6 +3931,7 @@ begin
   perform posthouse.hold_gates();
   insert into posthouse.route (model, endpoints) values (set_route.model, set_route.endpoints)
   on conflict on constraint route_pkey do update set endpoints = excluded.endpoints;
+  perform posthouse.wake_blocked(g.id, null, 1000000) from posthouse.gate g where g.name >= 'endpoint:' and g.name < 'endpoint;';
 end $function$
 ;
 
@@ -3766,6 +3953,7 @@ begin
     insert into posthouse.tenant (name, weight) values (set_tenant.tenant, set_tenant.weight)
     on conflict on constraint tenant_pkey do update set weight = excluded.weight;
   end if;
+  perform posthouse.make_shares();
 end $function$
 ;
 
@@ -3820,6 +4008,8 @@ begin
       order by x.ids[1], x.fences[1] desc) x;
   end;
   if exists (select from posthouse.gate) then
+    -- Before any job, as claims do: who changes gates counts what runs.
+    perform pg_advisory_xact_lock_shared(1346912000, 4);
     gated := posthouse.gated_jobs(settle.worker, d.ids || array(
       select (e ->> 'id')::bigint from unnest(coalesce(list, array(select jsonb_array_elements(whole)))) e
       where e ->> 'outcome' is distinct from 'done' and posthouse.is_attempt(e)));
@@ -3926,7 +4116,7 @@ begin
 end $function$
 ;
 
-CREATE OR REPLACE FUNCTION posthouse.settle_gates(jobs posthouse.job[], usages jsonb[], called boolean[])
+CREATE OR REPLACE FUNCTION posthouse.settle_gates(jobs posthouse.job[], usages jsonb[], called boolean[], wait boolean DEFAULT true)
  RETURNS void
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
@@ -3951,7 +4141,7 @@ begin
           and num_nonnulls(x.requests_per_minute, x.tokens_per_minute, x.money_per_day, x.money_per_month) > 0 offset 0) x) x
   loop
     if r.gate_ids is not null then
-      perform posthouse.true_up(jobs, usages, called, lanes, insteads, r.gate_ids, r.members);
+      perform posthouse.true_up(jobs, usages, called, lanes, insteads, r.gate_ids, r.members, wait);
     end if;
   end loop;
   for r in
@@ -4320,6 +4510,9 @@ begin
     return false;
   end if;
   if j.reserved is not null then
+    if refund then
+      perform posthouse.settle_gates(array[j], array[null]::jsonb[], array[false], false);
+    end if;
     perform posthouse.free_gates(j.lane_id);
   end if;
   if j.cancel_asked then
@@ -4429,7 +4622,8 @@ declare
   probes boolean[];
   weighs bigint[];
   are_spent boolean[];
-  odd boolean := false;               -- some gate is not plain
+  odd boolean;                        -- some gate is not plain
+  locked boolean := false;
   i int;
   ahead float8[];                     -- of gates that weigh tokens: see posthouse.gate_room
   sums bigint[];
@@ -4468,14 +4662,15 @@ begin
     from posthouse.gates_of(lanes, insteads) g
     window w as (order by g.gate_id, g.member)
     order by g.place) x;
-  if places is null then
+  if places is null and insteads is null then
     jobs := coalesce(posthouse.take_jobs(worker, lanes, quotas, max_jobs, due), '{}');
     return;
   end if;
+  odd := insteads is not null;
   starts := array_fill(1, array[n]);
   stops := array_fill(0, array[n]);
-  wanted := array_fill(0, array[cardinality(gate_ids)]);
-  for p in 1 .. cardinality(places) loop
+  wanted := array_fill(0, array[coalesce(cardinality(gate_ids), 0)]);
+  for p in 1 .. coalesce(cardinality(places), 0) loop
     place := places[p];
     if stops[place] = 0 then
       starts[place] := p;
@@ -4488,11 +4683,18 @@ begin
   spent := array_fill(null::int, array[n]);
   held := true;
   busy := posthouse.hold_counts(gate_ids, whose, take_gated_part.wait);
-  now_at := clock_timestamp();
-  select x.gates, x.states, x.plain, x.rooms, x.rooms, x.untils, x.probes, x.weighs, x.spent
-  into gates, states, plain, rooms, first_rooms, until_when, probes, weighs, are_spent
-  from posthouse.look_at_gates(gate_ids, whose, wanted, now_at) x;
-  for p in 1 .. cardinality(places) loop
+  loop
+    now_at := clock_timestamp();
+    select x.gates, x.states, x.plain, x.rooms, x.rooms, x.untils, x.probes, x.weighs, x.spent
+    into gates, states, plain, rooms, first_rooms, until_when, probes, weighs, are_spent
+    from posthouse.look_at_gates(gate_ids, whose, wanted, now_at) x;
+    -- One whose time is over lets a single job try it, and others ask for that too: look again when it is held.
+    exit when locked or (true = any(probes)) is not true;
+    perform from posthouse.gate g
+    where g.id = any(array(select g.id from unnest(gate_ids, probes) g(id, probe) where g.probe)) order by g.id for no key update;
+    locked := true;
+  end loop;
+  for p in 1 .. coalesce(cardinality(places), 0) loop
     i := insts[p];
     if i = any(busy) then
       over[places[p]] := true;
@@ -4634,6 +4836,9 @@ begin
   from (select a.id, insteads[a.place] as instead, case when stops[a.place] > 0 then least(a.weight, 2147483647)::int end as reserved
         from unnest(ids, weights, their_places) a(id, weight, place)) u
   where x.id = u.id;
+  if places is null then
+    return;
+  end if;
   perform posthouse.book_gates(gates, states, plain, places, insts, ids, fences, their_places, weights, now_at);
   if true = any(probes) then
     for f in 1 .. cardinality(ids) loop
@@ -4839,7 +5044,7 @@ declare
 begin
   perform posthouse.check_isolation();
   -- Floors come last, since they hold off whoever gives jobs back to the front of the line until the end of this transaction.
-  foreach part in array array['stragglers', 'folds', 'usage', 'partitions', 'tombstones', 'watch', 'alerts', 'floors'] loop
+  foreach part in array array['stragglers', 'gates', 'shares', 'folds', 'usage', 'partitions', 'tombstones', 'watch', 'alerts', 'floors'] loop
     began := clock_timestamp();
     continue when not case part
       when 'floors' then posthouse.sweep_due(part, interval '1 second')
@@ -4847,10 +5052,13 @@ begin
       -- Work for each job, not housekeeping: it must keep up with the workers.
       when 'tombstones' then posthouse.sweep_due(part, interval '1 second', 4)
       when 'alerts' then posthouse.sweep_due(part, interval '2 seconds')
+      when 'gates' then posthouse.sweep_due(part, interval '2 seconds', 20)
       else posthouse.sweep_due(part, interval '10 seconds') end;
     begin
       case part
         when 'stragglers' then perform posthouse.rescue_stragglers();
+        when 'gates' then perform posthouse.wake_missed();
+        when 'shares' then perform posthouse.make_shares();
         when 'folds' then perform posthouse.fold();
         when 'usage' then perform posthouse.fold_usage();
         when 'partitions' then perform posthouse.partitions_ahead();
@@ -4868,7 +5076,7 @@ begin
 end $function$
 ;
 
-CREATE OR REPLACE FUNCTION posthouse.true_up(jobs posthouse.job[], usages jsonb[], called boolean[], lanes bigint[], insteads text[], gate_ids bigint[], members text[])
+CREATE OR REPLACE FUNCTION posthouse.true_up(jobs posthouse.job[], usages jsonb[], called boolean[], lanes bigint[], insteads text[], gate_ids bigint[], members text[], wait boolean)
  RETURNS void
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
@@ -4891,7 +5099,9 @@ begin
     where not u.called or n.requests <> 1 or n.tokens is not null or n.cost > 0) then
     return;
   end if;
-  perform posthouse.hold_counts(gate_ids, members, true);
+  if posthouse.hold_counts(gate_ids, members, wait) <> '{}' then
+    return;
+  end if;
   now_at := clock_timestamp();
   select * into look from posthouse.look_at_gates(gate_ids, members, array_fill(0, array[cardinality(gate_ids)]), now_at);
   for i in 1 .. cardinality(gate_ids) loop
@@ -4900,7 +5110,8 @@ begin
     changed := false;
     for d in
       select date_trunc('second', u.started_at) as at, sum(case when u.called then coalesce(n.requests, 1) - 1 else -1 end)::int as requests,
-        sum(case when u.called then coalesce(n.tokens, u.reserved) - u.reserved else -u.reserved end)::bigint as tokens, sum(n.cost) as cost
+        sum(case when u.called then coalesce(n.tokens, case n.requests when 0 then 0 else u.reserved end) - u.reserved
+            else -u.reserved end)::bigint as tokens, sum(n.cost) as cost
       from (select (jobs[o]).lane_id, (jobs[o]).started_at, (jobs[o]).reserved, (jobs[o]).instead, usages[o] as usage, called[o] as called
             from generate_subscripts(jobs, 1) o) u
       cross join lateral posthouse.usage_numbers(u.usage) n
@@ -5076,6 +5287,20 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.wake_gate(name text)
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  scope int := strpos(name, ':');
+begin
+  perform posthouse.wake_endpoint(g.id) from posthouse.gate g where g.name = wake_gate.name;
+  perform posthouse.wake_blocked(g.id, substr(wake_gate.name, scope + 1), 1000000)
+  from posthouse.gate g where scope > 0 and g.name = left(wake_gate.name, scope) || '*' and g.name <> wake_gate.name;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.wake_lane(lane_id bigint, due timestamp with time zone)
  RETURNS bigint
  LANGUAGE plpgsql
@@ -5122,6 +5347,43 @@ begin
   returning lane.id into lane_id;
   perform posthouse.hold_lane(lane_id);
   return lane_id;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.wake_missed()
+ RETURNS integer
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
+AS $function$
+declare
+  at_gate bigint := 0;
+  look record;
+  r record;
+  woken int := 0;
+begin
+  loop
+    select l.blocked_by into at_gate from posthouse.lane l where l.blocked_by > at_gate order by l.blocked_by limit 1;
+    exit when at_gate is null;
+    for r in
+      select g.member, count(*)::int as lanes
+      from (select x.id from posthouse.lane x where x.blocked_by = at_gate order by x.blocked_by, x.ready_at limit 64) x
+      cross join lateral posthouse.gates_of(array[x.id]) g
+      where g.gate_id = at_gate group by g.member
+    loop
+      select * into look from posthouse.look_at_gates(array[at_gate], array[r.member], array[1], clock_timestamp());
+      if look.rooms[1] > 0 then
+        woken := woken + posthouse.wake_blocked(at_gate, r.member, greatest(64, least(look.rooms[1], 1000)));
+      end if;
+    end loop;
+    -- One that is gone holds nobody back.
+    if not exists (select from posthouse.gate g where g.id = at_gate) then
+      woken := woken + posthouse.wake_blocked(at_gate, null, 1000);
+    end if;
+  end loop;
+  return woken;
 end $function$
 ;
 
@@ -5234,6 +5496,32 @@ CREATE OR REPLACE FUNCTION posthouse.webhook()
 AS $function$
   select w.enabled, w.reason, w.changed_at from posthouse.alert_webhook w
 $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.weigh_lanes(queues text[], lanes bigint[], tenants text[], max_jobs integer, heads integer)
+ RETURNS TABLE(place bigint, lane_id bigint, tenant text, quota integer, later boolean)
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
+AS $function$
+#variable_conflict use_column
+begin
+  return query
+    with v as materialized (
+      select u.place, u.lane_id, u.tenant, s.share
+      from unnest(lanes, tenants) with ordinality u(lane_id, tenant, place)
+      cross join lateral (
+        select coalesce(max(s.share), 1) as share from posthouse.share s where s.queue = any(queues) and s.tenant = u.tenant) s
+    ), t as materialized (
+      select d.tenant, d.share, sum(d.share) over () as total, max(d.share) over () as largest, random() as luck
+      from (select distinct v.tenant, v.share from v) d
+    )
+    select v.place, v.lane_id, v.tenant, greatest(ceil(max_jobs * t.share / t.total), 1)::int,
+      max_jobs < heads and t.luck * t.largest >= t.share
+    from v join t on t.tenant = v.tenant;
+end $function$
 ;
 
 CREATE OR REPLACE FUNCTION posthouse.with_spent(g posthouse.gate, s posthouse.gate_state, cost numeric, now_at timestamp with time zone)

@@ -54,12 +54,15 @@ begin
     when (when_spent in ('hold', 'fail') or when_spent ~ '^model:.') is not true
       then format('when_spent: %s is not hold, fail or model:NAME', coalesce(quote_literal(when_spent), 'null'))
     when when_spent = name then 'when_spent: a model cannot stand in for itself'
-    when octet_length(when_spent) > 200 then 'when_spent: longer than 200 bytes'
+    when when_spent = 'model:*' then 'when_spent: name one model'
     when (warn_at > 0 and warn_at <= 1) is false then format('warn_at: %s is not a share above 0 and up to 1', warn_at)
     when warn_at is not null and money_per_day is null and money_per_month is null then 'warn_at: needs money_per_day or money_per_month'
   end;
   if complaint is not null then
     raise exception using errcode = 'PH001', message = complaint;
+  end if;
+  if when_spent like 'model:%' then
+    perform posthouse.check_name('when_spent', when_spent);
   end if;
   perform posthouse.hold_gates();
   insert into posthouse.gate (name, max_running, requests_per_minute, tokens_per_minute, money_per_day, money_per_month, when_spent, warn_at)
@@ -73,7 +76,7 @@ begin
   if max_running is not null then
     perform posthouse.count_running(set_id);
   end if;
-  perform posthouse.wake_blocked(set_id, null, 1000000);
+  perform posthouse.wake_gate(name);
 end $$;
 
 -- Remove a gate and what it has counted. False: there is none.
@@ -85,13 +88,10 @@ declare
   gone bigint;
 begin
   perform posthouse.hold_gates();
+  perform posthouse.wake_gate(name);
   delete from posthouse.gate g where g.name = remove_gate.name returning g.id into gone;
-  if gone is null then
-    return false;
-  end if;
   delete from posthouse.gate_state s where s.gate_id = gone;
-  perform posthouse.wake_blocked(gone, null, 1000000);
-  return true;
+  return gone is not null;
 end $$;
 
 -- Close a gate until a time, by a person: nothing passes until then. It is made if there is none.
@@ -110,6 +110,8 @@ begin
   values (close_gate.name, close_gate.until, clock_timestamp(), 'person', left(close_gate.reason, 500))
   on conflict on constraint gate_name_key do update set closed_until = excluded.closed_until, closed_at = excluded.closed_at,
     closed_by = excluded.closed_by, closed_reason = excluded.closed_reason, probe_until = null, probe_job = null;
+  -- Those that sleep sleep until then from now on.
+  perform posthouse.wake_gate(name);
 end $$;
 
 -- Open a gate, whoever closed it. False: it was open, or there is none.
@@ -127,7 +129,7 @@ begin
   if opened is null then
     return false;
   end if;
-  perform posthouse.wake_endpoint(opened);
+  perform posthouse.wake_gate(name);
   return true;
 end $$;
 
@@ -152,6 +154,8 @@ begin
   perform posthouse.hold_gates();
   insert into posthouse.kind (name, gates, max_output_tokens) values (set_kind.kind, set_kind.gates, set_kind.max_output_tokens)
   on conflict on constraint kind_pkey do update set gates = excluded.gates, max_output_tokens = excluded.max_output_tokens;
+  update posthouse.lane l set ready_at = least(l.ready_at, clock_timestamp()), blocked_by = null
+  where l.id = any(array(select x.id from posthouse.lane x where x.blocked_by is not null and x.kind = set_kind.kind for no key update skip locked));
 end $$;
 
 -- Say where a model is asked, in order of preference, as PROVIDER/MODEL.
@@ -175,6 +179,7 @@ begin
   perform posthouse.hold_gates();
   insert into posthouse.route (model, endpoints) values (set_route.model, set_route.endpoints)
   on conflict on constraint route_pkey do update set endpoints = excluded.endpoints;
+  perform posthouse.wake_blocked(g.id, null, 1000000) from posthouse.gate g where g.name >= 'endpoint:' and g.name < 'endpoint;';
 end $$;
 
 -- Set the weight of a tenant: with 2 it gets twice the share of one with 1, which is what tenants have that are not set.
@@ -195,6 +200,59 @@ begin
     insert into posthouse.tenant (name, weight) values (set_tenant.tenant, set_tenant.weight)
     on conflict on constraint tenant_pkey do update set weight = excluded.weight;
   end if;
+  perform posthouse.make_shares();
+end $$;
+
+-- Say by what a queue is fair between its tenants: jobs, as it comes, or tokens: then a tenant whose jobs use twice as many gets half
+-- as many of them done.
+create or replace function posthouse.set_fair_by(queue text, fair_by text) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform posthouse.check_name('queue', queue);
+  if (fair_by in ('jobs', 'tokens')) is not true then
+    raise exception using errcode = 'PH001', message = format('fair_by: %s is not jobs or tokens', coalesce(quote_literal(fair_by), 'null'));
+  end if;
+  insert into posthouse.queue (name, fair_by) values (set_fair_by.queue, set_fair_by.fair_by)
+  on conflict on constraint queue_pkey do update set fair_by = excluded.fair_by;
+  perform posthouse.make_shares();
+end $$;
+
+-- Work out the shares of tenants that are not all alike: of their weights, and of the tokens that a job of theirs used on average
+-- yesterday and today where a queue is fair by tokens.
+create or replace function posthouse.make_shares() returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if not exists (select from posthouse.tenant) and not exists (select from posthouse.queue q where q.fair_by = 'tokens')
+     and not exists (select from posthouse.share) then
+    return;
+  end if;
+  perform pg_advisory_xact_lock(1346912000, 5);
+  with recursive queues as (
+    (select l.queue from posthouse.lane l order by l.queue limit 1)
+    union all
+    select (select l.queue from posthouse.lane l where l.queue > q.queue order by l.queue limit 1) from queues q where q.queue is not null
+  ), used as (
+    select u.queue, u.tenant, greatest(sum(u.input_tokens + u.output_tokens)::float8 / greatest(sum(u.attempts), 1), 1) as tokens
+    from posthouse.usage_day u join posthouse.queue q on q.name = u.queue and q.fair_by = 'tokens'
+    where u.day >= (clock_timestamp() at time zone 'UTC')::date - 1
+    group by u.queue, u.tenant
+  ), wanted as (
+    select k.queue, k.tenant,
+      least(greatest(coalesce(t.weight, 1) * coalesce(avg(u.tokens) over (partition by k.queue) / u.tokens, 1), 0.001), 1000)::real as share
+    from (select q.queue, t.name as tenant from queues q cross join posthouse.tenant t where q.queue is not null
+          union select u.queue, u.tenant from used u) k
+    left join posthouse.tenant t on t.name = k.tenant
+    left join used u on u.queue = k.queue and u.tenant = k.tenant
+  ), gone as (
+    delete from posthouse.share s where not exists (select from wanted w where w.queue = s.queue and w.tenant = s.tenant)
+  )
+  insert into posthouse.share (queue, tenant, share) select w.queue, w.tenant, w.share from wanted w
+  on conflict on constraint share_pkey do update set share = excluded.share
+  where posthouse.share.share not between excluded.share * 0.9 and excluded.share * 1.1 or excluded.share = 1;
 end $$;
 
 -- A list of gates as it is kept: sorted, each once. Raises PH001 for what are no names of gates.
@@ -435,6 +493,56 @@ begin
   return woken;
 end $$;
 
+-- Wake the lanes that wait for a gate that was changed: those behind the one for each too, whose limits may no longer hold for this one.
+create or replace function posthouse.wake_gate(name text) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  scope int := strpos(name, ':');
+begin
+  perform posthouse.wake_endpoint(g.id) from posthouse.gate g where g.name = wake_gate.name;
+  perform posthouse.wake_blocked(g.id, substr(wake_gate.name, scope + 1), 1000000)
+  from posthouse.gate g where scope > 0 and g.name = left(wake_gate.name, scope) || '*' and g.name <> wake_gate.name;
+end $$;
+
+-- Wake lanes that sleep although their gate has room: whatever was missed. A few of each gate at a time, those first that have slept
+-- longest, so that the others have their turn. Answers how many.
+create or replace function posthouse.wake_missed() returns int
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+  at_gate bigint := 0;
+  look record;
+  r record;
+  woken int := 0;
+begin
+  loop
+    select l.blocked_by into at_gate from posthouse.lane l where l.blocked_by > at_gate order by l.blocked_by limit 1;
+    exit when at_gate is null;
+    for r in
+      select g.member, count(*)::int as lanes
+      from (select x.id from posthouse.lane x where x.blocked_by = at_gate order by x.blocked_by, x.ready_at limit 64) x
+      cross join lateral posthouse.gates_of(array[x.id]) g
+      where g.gate_id = at_gate group by g.member
+    loop
+      select * into look from posthouse.look_at_gates(array[at_gate], array[r.member], array[1], clock_timestamp());
+      if look.rooms[1] > 0 then
+        woken := woken + posthouse.wake_blocked(at_gate, r.member, greatest(64, least(look.rooms[1], 1000)));
+      end if;
+    end loop;
+    -- One that is gone holds nobody back.
+    if not exists (select from posthouse.gate g where g.id = at_gate) then
+      woken := woken + posthouse.wake_blocked(at_gate, null, 1000);
+    end if;
+  end loop;
+  return woken;
+end $$;
+
 -- Wake the lanes that wait for an endpoint, or for another one of the same model.
 create or replace function posthouse.wake_endpoint(opened bigint) returns void
 language plpgsql
@@ -452,7 +560,8 @@ begin
   perform posthouse.notify_queue('*');
 end $$;
 
--- Begin to count what runs behind a gate: all that runs now. Its claims are held off meanwhile: see posthouse.hold_gates.
+-- Begin to count what runs behind a gate: all that runs now, and what was let in call by call. Its claims are held off meanwhile: see
+-- posthouse.hold_gates.
 create or replace function posthouse.count_running(counted bigint) returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -465,12 +574,19 @@ begin
   select counted, r.member, coalesce(s.seq, 0) + 1, r.job_ids, r.fences, s.seconds, s.requests, s.tokens, s.requests_at, s.tokens_at,
     s.month, s.day, s.spent_day, s.spent_month
   from (
-    select x.member, array_agg(j.id order by j.id) as job_ids, array_agg(j.fence order by j.id) as fences
-    from posthouse.worker w
-    cross join lateral posthouse.running_jobs(w.id, w.oldest_seq) r
-    join posthouse.job j on j.id = r.id
-    cross join lateral (select x.member from posthouse.gates_of(array[j.lane_id]) x where x.gate_id = counted) x
-    group by x.member) r
+    select u.member, array_agg(u.id order by u.id) as job_ids, array_agg(u.fence order by u.id) as fences
+    from (
+      select x.member, j.id, j.fence
+      from posthouse.worker w
+      cross join lateral posthouse.running_jobs(w.id, w.oldest_seq) r
+      join posthouse.job j on j.id = r.id
+      cross join lateral (select x.member from posthouse.gates_of(array[j.lane_id], array[j.instead]) x where x.gate_id = counted) x
+      union
+      select s.member, j.id, j.fence
+      from (select distinct on (s.member) s.* from posthouse.gate_state s where s.gate_id = counted order by s.member, s.seq desc) s
+      cross join lateral unnest(s.job_ids, s.fences) u(id, fence)
+      join posthouse.job j on j.id = u.id and j.fence = u.fence and j.state = 'running') u
+    group by u.member) r
   left join lateral (select s.* from posthouse.gate_state s where s.gate_id = counted and s.member = r.member order by s.seq desc limit 1) s on true;
   -- So that they count as jobs that passed gates.
   update posthouse.job j set reserved = 0

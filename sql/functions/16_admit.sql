@@ -356,7 +356,8 @@ declare
   probes boolean[];
   weighs bigint[];
   are_spent boolean[];
-  odd boolean := false;               -- some gate is not plain
+  odd boolean;                        -- some gate is not plain
+  locked boolean := false;
   i int;
   ahead float8[];                     -- of gates that weigh tokens: see posthouse.gate_room
   sums bigint[];
@@ -395,14 +396,15 @@ begin
     from posthouse.gates_of(lanes, insteads) g
     window w as (order by g.gate_id, g.member)
     order by g.place) x;
-  if places is null then
+  if places is null and insteads is null then
     jobs := coalesce(posthouse.take_jobs(worker, lanes, quotas, max_jobs, due), '{}');
     return;
   end if;
+  odd := insteads is not null;
   starts := array_fill(1, array[n]);
   stops := array_fill(0, array[n]);
-  wanted := array_fill(0, array[cardinality(gate_ids)]);
-  for p in 1 .. cardinality(places) loop
+  wanted := array_fill(0, array[coalesce(cardinality(gate_ids), 0)]);
+  for p in 1 .. coalesce(cardinality(places), 0) loop
     place := places[p];
     if stops[place] = 0 then
       starts[place] := p;
@@ -415,11 +417,18 @@ begin
   spent := array_fill(null::int, array[n]);
   held := true;
   busy := posthouse.hold_counts(gate_ids, whose, take_gated_part.wait);
-  now_at := clock_timestamp();
-  select x.gates, x.states, x.plain, x.rooms, x.rooms, x.untils, x.probes, x.weighs, x.spent
-  into gates, states, plain, rooms, first_rooms, until_when, probes, weighs, are_spent
-  from posthouse.look_at_gates(gate_ids, whose, wanted, now_at) x;
-  for p in 1 .. cardinality(places) loop
+  loop
+    now_at := clock_timestamp();
+    select x.gates, x.states, x.plain, x.rooms, x.rooms, x.untils, x.probes, x.weighs, x.spent
+    into gates, states, plain, rooms, first_rooms, until_when, probes, weighs, are_spent
+    from posthouse.look_at_gates(gate_ids, whose, wanted, now_at) x;
+    -- One whose time is over lets a single job try it, and others ask for that too: look again when it is held.
+    exit when locked or (true = any(probes)) is not true;
+    perform from posthouse.gate g
+    where g.id = any(array(select g.id from unnest(gate_ids, probes) g(id, probe) where g.probe)) order by g.id for no key update;
+    locked := true;
+  end loop;
+  for p in 1 .. coalesce(cardinality(places), 0) loop
     i := insts[p];
     if i = any(busy) then
       over[places[p]] := true;
@@ -561,6 +570,9 @@ begin
   from (select a.id, insteads[a.place] as instead, case when stops[a.place] > 0 then least(a.weight, 2147483647)::int end as reserved
         from unnest(ids, weights, their_places) a(id, weight, place)) u
   where x.id = u.id;
+  if places is null then
+    return;
+  end if;
   perform posthouse.book_gates(gates, states, plain, places, insts, ids, fences, their_places, weights, now_at);
   if true = any(probes) then
     for f in 1 .. cardinality(ids) loop
@@ -618,27 +630,35 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
   now_at timestamptz := clock_timestamp();
-  c record;
   look record;
+  whose text[];
 begin
-  for c in
-    select b.gate_id, b.member, array_agg(b.lane_id) as lanes
+  -- A thousand at a time; the others have their turn at the next claim.
+  select array_agg(b.lane_id), array_agg(b.gate_id), array_agg(b.member) into lanes, gate_ids, whose
+  from (
+    select b.lane_id, b.gate_id, b.member
     from unnest(lanes, gate_ids, members, untils) b(lane_id, gate_id, member, until)
     cross join lateral (select l.awake_until from posthouse.lane l where l.id = b.lane_id offset 0) l
     where b.until > now_at + interval '10 seconds' or (coalesce(b.until, 'infinity') > now_at + interval '2 seconds' and l.awake_until < now_at)
-    group by b.gate_id, b.member
-  loop
-    continue when not pg_try_advisory_xact_lock(1346912003, (c.gate_id % 128)::int);
-    -- A new statement, so that it sees what made room before the lock was ours.
-    select * into look from posthouse.look_at_gates(array[c.gate_id], array[c.member], array[1], clock_timestamp());
-    continue when look.rooms[1] > 0;
-    update posthouse.lane l set blocked_by = c.gate_id, ready_at = coalesce(look.untils[1], clock_timestamp() + interval '10 minutes')
-    where l.id = any(array(select x.id from posthouse.lane x where x.id = any(c.lanes) for no key update skip locked));
-  end loop;
+    limit 1000) b
+  where pg_try_advisory_xact_lock(1346912003, (b.gate_id % 128)::int);
+  if lanes is null then
+    return;
+  end if;
+  -- A new statement, so that it sees what made room before the lock was ours.
+  select * into look from posthouse.look_at_gates(gate_ids, whose, array_fill(1, array[cardinality(lanes)]), clock_timestamp());
+  update posthouse.lane l set blocked_by = b.gate_id, ready_at = coalesce(b.until, now_at + interval '10 minutes')
+  from (
+    select x.id, b.gate_id, b.until
+    from unnest(lanes, gate_ids, look.rooms, look.untils) b(lane_id, gate_id, room, until)
+    cross join lateral (select x.id from posthouse.lane x where x.id = b.lane_id and b.room <= 0 for no key update skip locked) x) b
+  where l.id = b.id;
 end $$;
 
 -- When the gates of a lane let something through, as far as is known: now or before, at a time, or when a job of them ends (infinity).

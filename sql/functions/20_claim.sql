@@ -50,10 +50,10 @@ begin
   return ends;
 end $$;
 
--- How many jobs each of these lanes may give when every tenant gets the same share, in visiting order: tenants take turns
+-- How many jobs each of these lanes may give when its tenant gets so many (`shares`, a tenant's the same for all its lanes), in visiting order: tenants take turns
 -- whatever the number of their lanes, first the one behind the tenant of the cursor. Within a tenant the oldest due jobs go
 -- first, whatever their kinds.
-create or replace function posthouse.lane_quotas(lanes bigint[], tenants text[], share int, after_lane bigint, due timestamptz)
+create or replace function posthouse.lane_quotas(lanes bigint[], tenants text[], shares int[], after_lane bigint, due timestamptz)
 returns table (lane_id bigint, quota int)
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
@@ -65,24 +65,24 @@ as $$
 begin
   return query
     with v as materialized (
-      select u.lane_id, u.tenant, min(u.lane_id) over (partition by u.tenant) as first_lane
-      from unnest(lanes, tenants) u(lane_id, tenant)
+      select u.lane_id, u.tenant, u.share, min(u.lane_id) over (partition by u.tenant) as first_lane
+      from unnest(lanes, tenants, shares) u(lane_id, tenant, share)
     ), at as materialized (
       select coalesce((select v.first_lane from v where v.tenant = (select l.tenant from posthouse.lane l where l.id = after_lane) limit 1),
                       after_lane) as first_lane
     )
     select c.lane_id, count(*)::int
     from (
-      select v.lane_id, v.first_lane, row_number() over (partition by v.tenant order by j.run_at, j.id) as place
+      select v.lane_id, v.first_lane, v.share, row_number() over (partition by v.tenant order by j.run_at, j.id) as place
       from v
       cross join lateral (
         select j.run_at, j.id from posthouse.job j
         where j.lane_id = v.lane_id and j.state = 'queued' and j.run_at <= due
           and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = v.lane_id
                                     order by f.floor_at desc limit 1), '-infinity')
-        order by j.lane_id, j.run_at, j.id limit share) j) c
+        order by j.lane_id, j.run_at, j.id limit v.share) j) c
     cross join at
-    where c.place <= share
+    where c.place <= c.share
     group by c.lane_id, c.first_lane, at.first_lane
     order by c.first_lane <= at.first_lane, c.first_lane, c.lane_id;
 end $$;
@@ -301,7 +301,7 @@ begin
     order by j.run_at limit 1);
 end $$;
 
--- Claim from one priority: tenants take turns, each with the same share; what some leave goes to the others.
+-- Claim from one priority: tenants take turns, each with the same share or the one that is set; what some leave goes to the others.
 create or replace function posthouse.claim_level(worker uuid, queues text[], kinds text[], priority int, max_jobs int,
   after_lane bigint, due timestamptz, gated boolean, wait boolean, out jobs posthouse.job[], out empty bigint[], out blocked bigint[],
   out blockers bigint[], out members text[], out untils timestamptz[], out held boolean)
@@ -317,9 +317,14 @@ declare
   quotas int[];
   share int;
   heads int;                          -- different tenants
+  edge bigint;                        -- the last lane of the window
+  weighted boolean := exists (select from posthouse.share s where s.queue = any(queues));
+  weights real[];                     -- of their tenants
+  shares int[];
   narrowed boolean;                   -- some lanes wait, since older ones had the share of their tenant
   took posthouse.job[];
   passed record;
+  held_back boolean := false;         -- a gate held some lane back
   visited bigint[];
   visitors text[];                    -- their tenants
   gave bigint[];
@@ -345,6 +350,7 @@ begin
         order by l.queue, l.priority, l.id limit 256) l
       order by b.part, l.id limit 256) r;
     exit when lanes is null;
+    edge := lanes[256];
     visited := lanes;
     visitors := tenants;
     gave := '{}';
@@ -355,18 +361,27 @@ begin
         quotas := array[share];
       else
         heads := (select count(distinct t) from unnest(tenants) t);
-        share := ceil(share::numeric / heads);
-        if cardinality(lanes) > heads then
-          select array_agg(q.lane_id), array_agg(q.quota) into lanes, quotas from posthouse.lane_quotas(lanes, tenants, share, after_lane, due) q;
-          narrowed := true;
+        if weighted then
+          -- Where there is not one for each, those with a small share are passed over now and then.
+          select array_agg(x.lane_id order by x.later, x.place), array_agg(x.tenant order by x.later, x.place),
+            array_agg(x.quota order by x.later, x.place), min(x.quota)
+          into lanes, tenants, shares, share
+          from posthouse.weigh_lanes(queues, lanes, tenants, share, heads) x;
         else
-          quotas := array_fill(share, array[cardinality(lanes)]);
+          share := ceil(share::numeric / heads);
+          shares := array_fill(share, array[cardinality(lanes)]);
+        end if;
+        quotas := shares;
+        if cardinality(lanes) > heads then
+          select array_agg(q.lane_id), array_agg(q.quota) into lanes, quotas from posthouse.lane_quotas(lanes, tenants, shares, after_lane, due) q;
+          narrowed := true;
         end if;
       end if;
       exit when lanes is null;
       if gated then
         select * into passed from posthouse.take_gated(worker, lanes, quotas, max_jobs - cardinality(jobs), due, wait and not held);
         took := passed.jobs;
+        held_back := passed.blocked <> '{}';
         held := held or passed.held;
         blocked := blocked || passed.blocked;
         blockers := blockers || passed.blockers;
@@ -375,14 +390,17 @@ begin
       else
         took := posthouse.take_jobs(worker, lanes, quotas, max_jobs - cardinality(jobs), due);
       end if;
-      exit when took is null;
-      jobs := jobs || took;
-      gave := gave || array(select distinct j.lane_id from unnest(took) j);
-      exit when cardinality(jobs) >= max_jobs or cardinality(took) < share;
-      -- Those that gave their whole share may have more, or the lanes that waited behind them.
+      exit when took is null and not (narrowed and held_back);
+      if took is not null then
+        jobs := jobs || took;
+        gave := gave || array(select distinct j.lane_id from unnest(took) j);
+      end if;
+      exit when cardinality(jobs) >= max_jobs or (cardinality(took) < share and not held_back);
+      -- Those that gave their whole share may have more, or the lanes that waited behind them, or behind one that a gate holds back.
       if narrowed then
-        lanes := visited;
-        tenants := visitors;
+        select array_agg(v.lane_id order by v.place), array_agg(v.tenant order by v.place) into lanes, tenants
+        from unnest(visited, visitors) with ordinality v(lane_id, tenant, place) where v.lane_id <> all(blocked);
+        exit when lanes is null;
         continue;
       end if;
       select array_agg(g.lane_id order by v.ord), array_agg(l.tenant order by v.ord) into lanes, tenants
@@ -398,12 +416,38 @@ begin
     end if;
     exit when cardinality(jobs) >= max_jobs or cardinality(visited) < 256;
     if part = 1 then
-      after_lanes[1] := visited[256];
+      after_lanes[1] := edge;
     else
-      after_lanes := array[visited[256]];
+      after_lanes := array[edge];
       upto_lanes := array[after_lane];
     end if;
   end loop;
+end $$;
+
+-- How many jobs each of these lanes may give where tenants' shares differ: `later` are those to be served after the others.
+create or replace function posthouse.weigh_lanes(queues text[], lanes bigint[], tenants text[], max_jobs int, heads int)
+returns table (place bigint, lane_id bigint, tenant text, quota int, later boolean)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+#variable_conflict use_column
+begin
+  return query
+    with v as materialized (
+      select u.place, u.lane_id, u.tenant, s.share
+      from unnest(lanes, tenants) with ordinality u(lane_id, tenant, place)
+      cross join lateral (
+        select coalesce(max(s.share), 1) as share from posthouse.share s where s.queue = any(queues) and s.tenant = u.tenant) s
+    ), t as materialized (
+      select d.tenant, d.share, sum(d.share) over () as total, max(d.share) over () as largest, random() as luck
+      from (select distinct v.tenant, v.share from v) d
+    )
+    select v.place, v.lane_id, v.tenant, greatest(ceil(max_jobs * t.share / t.total), 1)::int,
+      max_jobs < heads and t.luck * t.largest >= t.share
+    from v join t on t.tenant = v.tenant;
 end $$;
 
 -- Put a lane to sleep if it has been empty for a while: until its next job is due, or for good. Never while an enqueue into

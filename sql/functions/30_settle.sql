@@ -394,6 +394,8 @@ begin
       order by x.ids[1], x.fences[1] desc) x;
   end;
   if exists (select from posthouse.gate) then
+    -- Before any job, as claims do: who changes gates counts what runs.
+    perform pg_advisory_xact_lock_shared(1346912000, 4);
     gated := posthouse.gated_jobs(settle.worker, d.ids || array(
       select (e ->> 'id')::bigint from unnest(coalesce(list, array(select jsonb_array_elements(whole)))) e
       where e ->> 'outcome' is distinct from 'done' and posthouse.is_attempt(e)));

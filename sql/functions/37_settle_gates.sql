@@ -2,8 +2,9 @@
 -- their place is woken.
 
 -- Settle jobs that passed gates, as they were while they ran; usages and `called` go with them: whether an attempt can have sent a
--- request. Comes last in a settle, and once, since it takes the locks of gates in one order.
-create or replace function posthouse.settle_gates(jobs posthouse.job[], usages jsonb[], called boolean[]) returns void
+-- request. Comes last in a settle, and once, since it takes the locks of gates in one order; whoever cannot keep to that does not
+-- wait, and leaves reservations as they are where others look at a gate.
+create or replace function posthouse.settle_gates(jobs posthouse.job[], usages jsonb[], called boolean[], wait boolean default true) returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -27,7 +28,7 @@ begin
           and num_nonnulls(x.requests_per_minute, x.tokens_per_minute, x.money_per_day, x.money_per_month) > 0 offset 0) x) x
   loop
     if r.gate_ids is not null then
-      perform posthouse.true_up(jobs, usages, called, lanes, insteads, r.gate_ids, r.members);
+      perform posthouse.true_up(jobs, usages, called, lanes, insteads, r.gate_ids, r.members, wait);
     end if;
   end loop;
   for r in
@@ -53,7 +54,7 @@ end $$;
 -- Make of what was reserved what was used, each in the second in which it was let through, and add up what was spent. Unknown usage
 -- stays as it was reserved.
 create or replace function posthouse.true_up(jobs posthouse.job[], usages jsonb[], called boolean[], lanes bigint[], insteads text[],
-  gate_ids bigint[], members text[]) returns void
+  gate_ids bigint[], members text[], wait boolean) returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -75,7 +76,9 @@ begin
     where not u.called or n.requests <> 1 or n.tokens is not null or n.cost > 0) then
     return;
   end if;
-  perform posthouse.hold_counts(gate_ids, members, true);
+  if posthouse.hold_counts(gate_ids, members, wait) <> '{}' then
+    return;
+  end if;
   now_at := clock_timestamp();
   select * into look from posthouse.look_at_gates(gate_ids, members, array_fill(0, array[cardinality(gate_ids)]), now_at);
   for i in 1 .. cardinality(gate_ids) loop
@@ -84,7 +87,8 @@ begin
     changed := false;
     for d in
       select date_trunc('second', u.started_at) as at, sum(case when u.called then coalesce(n.requests, 1) - 1 else -1 end)::int as requests,
-        sum(case when u.called then coalesce(n.tokens, u.reserved) - u.reserved else -u.reserved end)::bigint as tokens, sum(n.cost) as cost
+        sum(case when u.called then coalesce(n.tokens, case n.requests when 0 then 0 else u.reserved end) - u.reserved
+            else -u.reserved end)::bigint as tokens, sum(n.cost) as cost
       from (select (jobs[o]).lane_id, (jobs[o]).started_at, (jobs[o]).reserved, (jobs[o]).instead, usages[o] as usage, called[o] as called
             from generate_subscripts(jobs, 1) o) u
       cross join lateral posthouse.usage_numbers(u.usage) n

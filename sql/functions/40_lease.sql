@@ -124,6 +124,9 @@ begin
     return false;
   end if;
   if j.reserved is not null then
+    if refund then
+      perform posthouse.settle_gates(array[j], array[null]::jsonb[], array[false], false);
+    end if;
     perform posthouse.free_gates(j.lane_id);
   end if;
   if j.cancel_asked then

@@ -155,7 +155,7 @@ declare
 begin
   perform posthouse.check_isolation();
   -- Floors come last, since they hold off whoever gives jobs back to the front of the line until the end of this transaction.
-  foreach part in array array['stragglers', 'folds', 'usage', 'partitions', 'tombstones', 'watch', 'alerts', 'floors'] loop
+  foreach part in array array['stragglers', 'gates', 'shares', 'folds', 'usage', 'partitions', 'tombstones', 'watch', 'alerts', 'floors'] loop
     began := clock_timestamp();
     continue when not case part
       when 'floors' then posthouse.sweep_due(part, interval '1 second')
@@ -163,10 +163,13 @@ begin
       -- Work for each job, not housekeeping: it must keep up with the workers.
       when 'tombstones' then posthouse.sweep_due(part, interval '1 second', 4)
       when 'alerts' then posthouse.sweep_due(part, interval '2 seconds')
+      when 'gates' then posthouse.sweep_due(part, interval '2 seconds', 20)
       else posthouse.sweep_due(part, interval '10 seconds') end;
     begin
       case part
         when 'stragglers' then perform posthouse.rescue_stragglers();
+        when 'gates' then perform posthouse.wake_missed();
+        when 'shares' then perform posthouse.make_shares();
         when 'folds' then perform posthouse.fold();
         when 'usage' then perform posthouse.fold_usage();
         when 'partitions' then perform posthouse.partitions_ahead();

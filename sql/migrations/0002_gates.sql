@@ -62,3 +62,14 @@ create table posthouse.tenant (
   name   text primary key,
   weight real not null
 );
+
+-- Shares of tenants in claims that are not all alike, by queue: made by the sweep of the tenants' weights and, where a queue is fair
+-- by tokens, of what their jobs used lately.
+create table posthouse.share (
+  queue  text not null,
+  tenant text not null,
+  share  real not null,
+  primary key (queue, tenant)
+) with (fillfactor = 50);
+alter table posthouse.queue add column fair_by text not null default 'jobs'; -- or tokens
+insert into posthouse.sweep (name, ran_at, took_ms) select n, '-infinity', 0 from unnest(array['gates', 'shares']) n;
