@@ -145,6 +145,69 @@ as $$
   select count(*) from gone
 $$;
 
+-- Which gates hold the jobs of a lane back, and until when (null: until somebody opens it, or a job of it ends): one row a gate. With
+-- `closed_only` those that are closed, not those that are full.
+create or replace function posthouse.held_by(lane_id bigint, closed_only boolean) returns table (reason text, until timestamptz)
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+declare
+  insteads text[];
+  gate_ids bigint[];
+  members text[];
+  look record;
+  g posthouse.gate;
+  s posthouse.gate_state;
+  now_at timestamptz := clock_timestamp();
+  today date := now_at at time zone 'UTC';
+  first bigint := floor(extract(epoch from now_at)) - 61;
+  name text;
+begin
+  if exists (select from posthouse.gate x where x.when_spent like 'model:%') then
+    insteads := posthouse.models_instead(array[lane_id]);
+  end if;
+  select array_agg(x.gate_id order by x.gate_id, x.member), array_agg(x.member order by x.gate_id, x.member) into gate_ids, members
+  from (select distinct o.gate_id, o.member from posthouse.gates_of(array[lane_id], insteads) o) x;
+  if gate_ids is null then
+    return;
+  end if;
+  select * into look from posthouse.look_at_gates(gate_ids, members, array_fill(1, array[cardinality(gate_ids)]), now_at);
+  for i in 1 .. cardinality(gate_ids) loop
+    g := look.gates[i];
+    s := look.states[i];
+    name := 'gate ' || g.name || case when members[i] <> '' then format(' (%s)', members[i]) else '' end;
+    until := nullif(look.untils[i], 'infinity');
+    reason := case
+      when g.closed_until > now_at then format('%s is closed %s', name,
+        case g.closed_by when 'person' then 'by a person' when 'provider' then 'by its provider' when 'breaker' then 'since it failed too often'
+          when 'quota' then 'since its account is empty' else 'by ' || g.closed_by end)
+        || case when g.closed_until = 'infinity' then ', until somebody opens it' else '' end || coalesce(': ' || nullif(g.closed_reason, ''), '')
+      when look.rooms[i] <= 0 and g.probe_until > now_at and g.closed_by in ('provider', 'breaker')
+        then format('%s was closed%s; job %s tries it first', name, coalesce(': ' || nullif(g.closed_reason, ''), ''), g.probe_job)
+      when closed_only then null
+      when look.rooms[i] <= 0 and cardinality(s.job_ids) >= g.max_running
+        then format('%s is full: %s of %s run', name, cardinality(s.job_ids), g.max_running)
+      when look.spent[i] and g.when_spent in ('hold', 'fail') then
+        format('the budget of %s is spent: ', name)
+        || case when s.spent_month >= g.money_per_month and s.month = date_trunc('month', today)::date
+             then format('%s of %s for this month', s.spent_month, g.money_per_month)
+             else format('%s of %s for today', s.spent_day, g.money_per_day) end
+        || case when g.when_spent = 'fail' then '; its jobs fail when they are claimed' else '' end
+      when look.rooms[i] <= 0 and num_nonnulls(g.requests_per_minute, g.tokens_per_minute) = 0
+        then name || ' has just opened, and jobs follow one after the other'
+      when look.rooms[i] <= 0 then name || ' is at its rate: ' || concat_ws(', ',
+        posthouse.sum_since(s.seconds, s.requests::bigint[], first) || ' of ' || g.requests_per_minute || ' requests',
+        posthouse.sum_since(s.seconds, s.tokens, first) || ' of ' || g.tokens_per_minute || ' tokens') || ' in the last minute'
+    end;
+    if reason is not null then
+      return next;
+    end if;
+  end loop;
+end $$;
+
 -- Why a job is where it is, and what would move it: one row a reason.
 create or replace function posthouse.explain(job_id bigint)
 returns table (state text, reason text, until timestamptz)
@@ -159,6 +222,7 @@ declare
   l posthouse.lane;
   w posthouse.worker;
   ahead bigint;
+  is_held boolean := false;
 begin
   if session_user <> current_user then
     perform posthouse.check_job_login(job_id);
@@ -198,12 +262,16 @@ begin
     until := j.run_at;
     return next;
   end if;
+  for reason, until in select h.reason, h.until from posthouse.held_by(j.lane_id, j.run_at > clock_timestamp()) h loop
+    is_held := true;
+    return next;
+  end loop;
   until := null;
   if not exists (select from posthouse.worker x where x.dead_at is null and posthouse.lease_end(x) > clock_timestamp()
                  and l.queue = any(x.queues) and l.kind = any(x.kinds)) then
     reason := format('no live worker serves kind %s on queue %s', quote_ident(l.kind), quote_ident(l.queue));
     return next;
-  elsif j.run_at <= clock_timestamp() then
+  elsif j.run_at <= clock_timestamp() and not is_held then
     select count(*) into ahead from (
       select from posthouse.job x where x.lane_id = j.lane_id and x.state = 'queued' and (x.run_at, x.id) < (j.run_at, j.id) limit 100000) x;
     reason := format('waits for a free slot: %s jobs of its tenant and kind are before it', ahead);

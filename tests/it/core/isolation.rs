@@ -37,7 +37,7 @@ const INTERNAL: &[&str] = &[
     // 40_lease
     "take_back lost_text take_back_claim",
     // 50_operate
-    "revive",
+    "revive held_by",
     // 60_sweep, 70_retention
     "sweep_due oldest_writer advance_floors rescue_stragglers fold partitions_ahead settle_unrecorded forget",
     // 75_alerts

@@ -4,6 +4,7 @@ mod alerts;
 mod claim;
 mod cost;
 mod enqueue;
+mod gates_explain;
 mod isolation;
 mod lease;
 mod operate;
