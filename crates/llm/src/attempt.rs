@@ -247,6 +247,9 @@ impl Lane<'_> {
                 error.endpoint = Some(stop.endpoint.provider.clone());
                 error.model = Some(stop.endpoint.model.clone());
                 Box::pin(heed(stop, &self.pass, &mut error)).await;
+                if error.status.is_some() {
+                    self.pass.heard();
+                }
                 tracing::info!(endpoint = stop.endpoint.provider, model = stop.endpoint.model, class = %error.class, code = error.code, status = error.status, latency_ms = error.latency_ms, "call failed: {error}");
                 Err(error)
             }

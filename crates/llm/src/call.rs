@@ -88,6 +88,7 @@ impl Reading<'_> {
         if nothing_left.is_some() || pass.is_probe() {
             Box::pin(pass.taken(nothing_left)).await;
         }
+        pass.heard();
         if let Some(encoding) = encoding(response.headers()) {
             return Err(incomplete(
                 "compressed_answer",
@@ -255,6 +256,7 @@ impl Reading<'_> {
 
     /// What a status other than 200 means.
     async fn refusal(&mut self, response: Response) -> Box<CallError> {
+        self.clock.hush();
         let status = response.status().as_u16();
         let headers = response.headers().clone();
         // However the reading of an error ends, its status stands.

@@ -53,6 +53,11 @@ impl Clock {
         self
     }
 
+    /// What comes is no answer: nobody is told that one begins.
+    pub(crate) fn hush(&mut self) {
+        self.begun = None;
+    }
+
     /// Waits for a step, as long as the clocks allow. `None`: time is up.
     pub(crate) async fn limit<T>(&self, step: impl Future<Output = T>) -> Option<T> {
         timeout_at(self.next().0, step).await.ok()

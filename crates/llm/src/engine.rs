@@ -4,12 +4,13 @@ use crate::answer::Answer;
 use crate::attempt::Walk;
 use crate::config::{Config, ConfigError, Kind, list};
 use crate::error::{CallError, ErrorClass};
-use crate::gate::{EndpointGates, Gates};
+use crate::gate::{DatabaseGates, EndpointGates, Gates};
 use crate::prompt_kind::{CHAT, Draft, Prompt, PromptKind, SUMMARIZE};
 use crate::redact::Redactor;
 use crate::route::{Model, models};
 use crate::trail::Why;
 use crate::transport::Environment;
+use posthouse::Posthouse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -113,6 +114,23 @@ impl Engine {
     #[must_use]
     pub fn with_gates(self, gates: Arc<dyn EndpointGates>) -> Self {
         Self { gates: Arc::new(Gates::new(gates)), ..self }
+    }
+
+    /// The same engine as part of a fleet: says its routes and kinds to the database, so that jobs of a model whose endpoints are
+    /// all closed are not claimed, and heeds what any worker was told by a provider. Of several configurations that say
+    /// different things of one model or kind, the last to start counts.
+    ///
+    /// # Errors
+    /// When the database cannot be asked, or refuses a name.
+    pub async fn share(self, queue: &Posthouse) -> posthouse::Result<Self> {
+        for (model, endpoints) in self.routes() {
+            queue.set_route(&model, &endpoints).await?;
+        }
+        for KindGates { kind, gates, max_output_tokens } in self.kind_gates() {
+            let most = max_output_tokens.map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
+            queue.set_kind(&kind, &gates, most).await?;
+        }
+        Ok(self.with_gates(Arc::new(DatabaseGates::new(queue.clone()))))
     }
 
     /// The kinds it runs, sorted.

@@ -41,7 +41,7 @@ impl Engine {
         self.request(
             context.kind(),
             payload.get(),
-            Attempt { number: context.attempt(), deadline, job: context.job_id(), model: None },
+            Attempt { number: context.attempt(), deadline, job: context.job_id(), model: context.model_instead() },
         )
     }
 

@@ -46,7 +46,7 @@ pub use call::ANSWER_BYTES_MAX;
 pub use config::{Config, ConfigError};
 pub use engine::{Attempt, Engine, KindGates};
 pub use error::{CallError, ErrorClass, Verdict};
-pub use gate::{EndpointGates, LocalGates};
+pub use gate::{DatabaseGates, EndpointGates, LocalGates};
 pub use http::http_client;
 pub use prompt_kind::{CHAT, SUMMARIZE};
 pub use secret::Secret;

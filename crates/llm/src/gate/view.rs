@@ -4,6 +4,7 @@
 //! its copy at once. A pass is the leave to make one call, and what comes of that call is told through it.
 
 use super::breaker::Breaker;
+use super::scout::{Entry, Scout};
 use super::{Closure, EndpointGates, Finding, LocalGates, Report, spread};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +24,7 @@ const WAIT_MAX: Duration = crate::hint::WAIT_MAX;
 const PERSON_WAIT: Duration = Duration::from_secs(60);
 /// Closed for ever, in a number that can be added to a time.
 const EVER: Duration = Duration::from_secs(365 * 86_400);
-/// A closure that ends so much earlier is as good as the same.
+/// A closure that ends so much earlier is as good as the same: clocks and answers take their time.
 const NEARLY: Duration = Duration::from_millis(250);
 
 /// The gate of one endpoint, as far as this process is concerned.
@@ -32,11 +33,12 @@ pub(crate) struct EndpointGate {
     /// `PROVIDER/MODEL`.
     pub(crate) name: String,
     breaker: Mutex<Breaker>,
+    scout: Scout,
 }
 
 impl EndpointGate {
     pub(crate) fn new(name: String) -> Self {
-        Self { name, breaker: Mutex::default() }
+        Self { name, breaker: Mutex::default(), scout: Scout::default() }
     }
 
     fn breaker(&self) -> MutexGuard<'_, Breaker> {
@@ -55,7 +57,7 @@ pub(crate) struct Gates {
 
 #[derive(Debug, Default)]
 struct View {
-    read_at: Option<Instant>,
+    asked_at: Option<Instant>,
     closed: HashMap<String, Closed>,
     /// When this process itself last changed an endpoint: an answer that was asked for before knows nothing of it.
     own: HashMap<String, Instant>,
@@ -72,14 +74,23 @@ struct Closed {
 }
 
 impl Closed {
+    /// Whether somebody may ask to try it. A little early, as its keeper's clock is the one that counts.
     fn is_over(&self, now: Instant) -> bool {
-        self.until <= now
+        self.until <= now + NEARLY
     }
 
     fn turn_away(&self, wait: Duration) -> TurnedAway {
         let wait = if wait > WAIT_MAX { PERSON_WAIT } else { wait };
         TurnedAway { wait: spread(wait), reason: self.reason.clone(), closed_by: self.closed_by.clone() }
     }
+}
+
+/// What the copy says to somebody who wants to make a call.
+enum Begin {
+    Open,
+    Closed(TurnedAway),
+    /// Its time is over: ask whether it may be tried.
+    Over(Closed),
 }
 
 /// Turned away: come back after `wait`.
@@ -103,24 +114,70 @@ impl Gates {
 
     /// Asks for leave to make a call for a job.
     pub(crate) async fn enter<'a>(&'a self, gate: &'a EndpointGate, job: i64) -> Result<Pass<'a>, TurnedAway> {
-        self.refresh().await;
-        let pass = |is_probe| Pass { gates: self, gate, job, sent: Instant::now(), probing: AtomicBool::new(is_probe) };
-        let now = Instant::now();
-        let closed = {
-            let mut view = self.lock();
-            let Some(closed) = view.closed.get_mut(&gate.name) else { return Ok(pass(false)) };
-            if !closed.is_over(now) {
-                return Err(closed.turn_away(closed.until - now));
-            }
-            if closed.probed_until.is_some_and(|until| until > now) {
-                return Err(closed.turn_away(PROBE_WAIT));
-            }
-            // A thousand jobs that find the time over ask for one probe.
-            closed.probed_until = Some(now + PROBE_WAIT);
-            closed.clone()
+        let came = Instant::now();
+        self.refresh(came.checked_sub(AGE_MAX)).await;
+        if !self.may_pass(gate) {
+            // Nobody is turned away by an old copy: who was claimed the moment a gate opened should not wait.
+            self.refresh(Some(came)).await;
+        }
+        let pass = |is_probe, is_ahead| Pass {
+            gates: self,
+            gate,
+            job,
+            sent: Instant::now(),
+            probing: AtomicBool::new(is_probe),
+            ahead: AtomicBool::new(is_ahead),
         };
+        let is_ahead = if self.is_open(gate) {
+            let entry = match gate.scout.enter() {
+                // Boxed: few calls wait here, and all would hold the room.
+                Entry::Wait => Box::pin(gate.scout.wait()).await,
+                entry => entry,
+            };
+            entry == Entry::GoAhead
+        } else {
+            false
+        };
+        let turned_away = match self.begin_probe(gate) {
+            Begin::Open => return Ok(pass(false, is_ahead)),
+            Begin::Closed(away) => away,
+            Begin::Over(closed) => match Box::pin(self.try_it(gate, job, &closed)).await {
+                Ok(()) => return Ok(pass(true, is_ahead)),
+                Err(away) => away,
+            },
+        };
+        if is_ahead {
+            gate.scout.lost();
+        }
+        Err(turned_away)
+    }
+
+    /// What the copy says. Of those who find the time over, one is to ask whether it may try.
+    fn begin_probe(&self, gate: &EndpointGate) -> Begin {
+        let now = Instant::now();
+        let mut view = self.lock();
+        let Some(closed) = view.closed.get_mut(&gate.name) else { return Begin::Open };
+        if !closed.is_over(now) {
+            return Begin::Closed(closed.turn_away(closed.until - now));
+        }
+        if closed.probed_until.is_some_and(|until| until > now) {
+            return Begin::Closed(closed.turn_away(PROBE_WAIT));
+        }
+        closed.probed_until = Some(now + PROBE_WAIT);
+        Begin::Over(closed.clone())
+    }
+
+    /// Asks whether this job may try an endpoint whose time is over.
+    async fn try_it(&self, gate: &EndpointGate, job: i64, closed: &Closed) -> Result<(), TurnedAway> {
         match timeout(PATIENCE, self.source.begin_probe(&gate.name, job)).await {
-            Ok(Ok(true)) => return Ok(pass(true)),
+            Ok(Ok(true)) => return Ok(()),
+            // Not quite over.
+            Ok(Ok(false)) if closed.until > Instant::now() => {
+                if let Some(closed) = self.lock().closed.get_mut(&gate.name) {
+                    closed.probed_until = Some(closed.until);
+                }
+                return Err(closed.turn_away(closed.until.saturating_duration_since(Instant::now())));
+            }
             Ok(Ok(false)) => {}
             Ok(Err(error)) => tracing::warn!(endpoint = gate.name, "cannot ask whether it may be tried: {error}"),
             Err(_) => tracing::warn!(endpoint = gate.name, "cannot ask whether it may be tried: no answer in time"),
@@ -133,27 +190,32 @@ impl Gates {
         !self.lock().closed.contains_key(&gate.name)
     }
 
+    fn may_pass(&self, gate: &EndpointGate) -> bool {
+        self.lock().closed.get(&gate.name).is_none_or(|closed| closed.is_over(Instant::now()))
+    }
+
     fn lock(&self) -> MutexGuard<'_, View> {
         self.view.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn is_fresh(&self) -> bool {
-        self.lock().read_at.is_some_and(|at| at.elapsed() < AGE_MAX)
+    fn is_fresh(&self, since: Option<Instant>) -> bool {
+        self.lock().asked_at.is_some_and(|at| since.is_none_or(|since| at >= since))
     }
 
-    async fn refresh(&self) {
-        if self.is_fresh() {
+    /// Looks again, unless somebody has since then.
+    async fn refresh(&self, since: Option<Instant>) {
+        if self.is_fresh(since) {
             return;
         }
         let _turn = self.refreshing.lock().await;
-        if self.is_fresh() {
+        if self.is_fresh(since) {
             return;
         }
         let asked = Instant::now();
         let told = timeout(PATIENCE, self.source.closures()).await;
         let mut view = self.lock();
         // Also after a failure: the next try is a second away, and what is known stands.
-        view.read_at = Some(Instant::now());
+        view.asked_at = Some(asked);
         match told {
             Ok(Ok(closures)) => view.replace(closures, asked),
             Ok(Err(error)) => tracing::warn!("cannot ask which endpoints are closed; going by what is known: {error}"),
@@ -254,12 +316,20 @@ pub(crate) struct Pass<'a> {
     sent: Instant,
     /// It tries an endpoint whose time is over, and nothing has been said about that yet.
     probing: AtomicBool,
+    /// Others wait to hear how it is received.
+    ahead: AtomicBool,
 }
 
 impl Pass<'_> {
     /// Whether this call tries an endpoint whose time is over.
     pub(crate) fn is_probe(&self) -> bool {
         self.probing.load(Ordering::Acquire)
+    }
+
+    /// There was an answer, of whatever sort: those who wait for it may go by what it said.
+    pub(crate) fn heard(&self) {
+        self.ahead.store(false, Ordering::Release);
+        self.gate.scout.heard();
     }
 
     /// The provider took the call. `exhausted`: and says that it takes no further one for so long.
@@ -326,6 +396,9 @@ impl Pass<'_> {
 
 impl Drop for Pass<'_> {
     fn drop(&mut self) {
+        if self.ahead.load(Ordering::Acquire) {
+            self.gate.scout.lost();
+        }
         if self.is_probe() {
             self.gates.source.give_up_probe(&self.gate.name, self.job);
             if let Some(closed) = self.gates.lock().closed.get_mut(&self.gate.name) {

@@ -7,6 +7,7 @@
 mod answer;
 mod connection;
 mod fault;
+mod limit;
 mod reply;
 mod script;
 mod server;
@@ -14,6 +15,7 @@ mod stats;
 
 pub use answer::{checksum, expected_answer};
 pub use fault::Fault;
+pub use limit::{Limit, Rates};
 pub use script::{Delay, Script, Step};
 pub use stats::{InputStats, Seen, Stats};
 

@@ -61,7 +61,13 @@ pub(crate) fn reply(script: &Script, step: &Step, asked: &Asked<'_>, dice: &mut 
         (Fault::Say, Some(text)) => text.clone(),
         _ => answer(asked.body, asked.input),
     };
-    let writer = Writer { script, step, asked, text: &text, first_token: script.first_token.draw(dice) };
+    let writer = Writer {
+        script,
+        step,
+        asked,
+        text: &text,
+        first_token: step.first_token.unwrap_or(script.first_token).draw(dice),
+    };
     match refusal(step, asked) {
         Some((status, kind, body)) => {
             if let Some(wait) = step.retry_after {
@@ -312,7 +318,7 @@ impl Writer<'_> {
     }
 
     fn usage(&self, text: &str) -> Value {
-        let (prompt, completion) = (prompt_tokens(self.asked.body), tokens(text).len());
+        let (prompt, completion) = usage(self.script, self.asked.body, text);
         json!({
             "prompt_tokens": prompt,
             "completion_tokens": completion,
@@ -321,6 +327,18 @@ impl Writer<'_> {
             "completion_tokens_details": { "reasoning_tokens": 0 },
         })
     }
+}
+
+/// Tokens of prompt and answer.
+fn usage(script: &Script, body: &Value, text: &str) -> (u64, u64) {
+    let prompt = script.input_tokens.unwrap_or_else(|| prompt_tokens(body) as u64);
+    (prompt, script.output_tokens.unwrap_or_else(|| tokens(text).len() as u64))
+}
+
+/// The tokens of a request that is answered properly.
+pub(crate) fn tokens_of(script: &Script, body: &Value, input: &str) -> u64 {
+    let (prompt, completion) = usage(script, body, &answer(body, input));
+    prompt + completion
 }
 
 fn event(value: &Value) -> Bytes {

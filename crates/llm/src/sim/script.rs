@@ -5,6 +5,10 @@
 //! first_token = "50ms"        # between headers and first token
 //! tokens_per_second = 80.0    # default: all at once
 //!
+//! [limit]                     # 429 with Retry-After beyond it, and what is left by x-ratelimit-*
+//! requests_per_minute = 60
+//! tokens_per_minute = 10000
+//!
 //! [[step]]                    # the first step that fits a request decides
 //! match = "foo"               # only inputs that contain this
 //! first = 2                   # only twice
@@ -15,9 +19,15 @@
 //! rate = 0.05                 # one request in twenty, by a dice with a seed
 //! do = "ok"
 //! latency = "20s"            # a latency spike
+//!
+//! [[step]]
+//! after = "1m"               # from a minute after the start until two minutes after it
+//! before = "2m"
+//! do = 429                   # with what is left of that as Retry-After
 //! ```
 
 use super::fault::Fault;
+use super::limit::Limit;
 use crate::secret::Secret;
 use serde::{Deserialize, Deserializer, de::Error};
 use std::str::FromStr;
@@ -37,6 +47,12 @@ pub struct Script {
     pub first_token: Delay,
     /// Speed of the answer after its first token. Default: all at once.
     pub tokens_per_second: Option<f64>,
+    /// The tokens of every prompt, as its usage says. Default: about four bytes each.
+    pub input_tokens: Option<u64>,
+    /// The tokens of every answer, as its usage says. Default: its pieces.
+    pub output_tokens: Option<u64>,
+    /// The rate limit. Default: none, and nothing is counted by the minute.
+    pub limit: Option<Limit>,
     /// Start of the dice for `rate` and for ranges of time. The same seed and inputs give the same behaviour, whatever the order of requests.
     pub seed: u64,
     /// The rules, in order; the first that fits a request decides about it.
@@ -59,6 +75,10 @@ pub struct Step {
     pub first: Option<u64>,
     /// It is among the first so many requests of the same input. Default: no end.
     pub tries: Option<u64>,
+    /// At least so long after the start. Default: at once.
+    pub after: Option<Delay>,
+    /// Less long after the start than this. A 429, 503 or 529 that names no wait then asks for what is left. Default: no end.
+    pub before: Option<Delay>,
     /// With this probability, from 0 to 1. Default 1.
     pub rate: Option<f64>,
     /// What to do.
@@ -70,6 +90,8 @@ pub struct Step {
     pub retry_after_ms: Option<u64>,
     /// Time to the headers, instead of the script's.
     pub latency: Option<Delay>,
+    /// Time from the headers to the first token, instead of the script's.
+    pub first_token: Option<Delay>,
     /// Tokens before the fault happens, where it happens in the middle. Default 3.
     pub after_tokens: Option<usize>,
     /// The text for `say`.
@@ -86,11 +108,14 @@ impl Step {
             to: None,
             first: None,
             tries: None,
+            after: None,
+            before: None,
             rate: None,
             fault,
             retry_after: None,
             retry_after_ms: None,
             latency: None,
+            first_token: None,
             after_tokens: None,
             text: None,
         }

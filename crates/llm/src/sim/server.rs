@@ -3,9 +3,11 @@
 use super::answer::{checksum, user_text};
 use super::connection::{Player, Tearable};
 use super::fault::Fault;
-use super::reply::{Asked, Frame, Reply, reply};
+use super::limit::Meter;
+use super::reply::{Asked, Frame, Reply, reply, tokens_of};
 use super::script::{Script, Step};
 use super::stats::Stats;
+use crate::call::millis;
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
@@ -17,6 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 /// Larger requests are refused with 413.
 const REQUEST_BYTES_MAX: usize = 64 << 20;
@@ -27,12 +30,14 @@ pub(crate) struct Shared {
     /// How often each step has fitted.
     fitted: Vec<AtomicU64>,
     stats: Mutex<Stats>,
+    meter: Mutex<Meter>,
+    started: Instant,
 }
 
 impl Shared {
     pub(crate) fn new(script: Script) -> Self {
         let fitted = script.steps.iter().map(|_| AtomicU64::new(0)).collect();
-        Self { script, fitted, stats: Mutex::default() }
+        Self { script, fitted, stats: Mutex::default(), meter: Mutex::default(), started: Instant::now() }
     }
 
     pub(crate) fn stats(&self) -> MutexGuard<'_, Stats> {
@@ -41,18 +46,59 @@ impl Shared {
 
     /// The step that decides about a request, if any.
     fn step(&self, number: u64, tries: u64, input: &str, dice: &mut fastrand::Rng) -> Option<&Step> {
+        let since_start = self.started.elapsed();
         self.script.steps.iter().zip(&self.fitted).find_map(|(step, fitted)| {
             // The dice is thrown for every step, so that one step's conditions do not change another's luck.
             let luck = dice.f64();
             let fits = step.input.as_ref().is_none_or(|part| input.contains(part.as_str()))
                 && step.from.is_none_or(|from| number >= from)
                 && step.to.is_none_or(|to| number <= to)
+                && step.after.is_none_or(|after| since_start >= after.max)
+                && step.before.is_none_or(|before| since_start < before.max)
                 && step.tries.is_none_or(|most| tries <= most)
                 && step.rate.is_none_or(|rate| luck < rate);
             let one_more = |count: u64| (step.first.is_none_or(|first| count < first)).then_some(count + 1);
             (fits && fitted.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more).is_ok()).then_some(step)
         })
     }
+}
+
+impl Shared {
+    /// What becomes of a request: what its step says, with the rest of its window for a wait, or what the rate limit says.
+    fn limited(&self, mut step: Step, body: &Value, input: &str) -> (Step, Vec<(&'static str, String)>) {
+        if matches!(step.fault, Fault::Status(429 | 503 | 529))
+            && step.retry_after.is_none()
+            && step.retry_after_ms.is_none()
+        {
+            let rest = step.before.map(|before| before.max.saturating_sub(self.started.elapsed()));
+            step.retry_after_ms = rest.map(|rest| millis(rest).max(1));
+        }
+        let Some(limit) = self.script.limit.as_ref().filter(|_| is_proper(step.fault)) else {
+            return (step, Vec::new());
+        };
+        let mut meter = self.meter.lock().unwrap_or_else(PoisonError::into_inner);
+        let verdict = meter.take(limit, tokens_of(&self.script, body, input), Instant::now());
+        self.stats().rates = Some(meter.rates);
+        if let Some(wait) = verdict.wait {
+            step = Step { retry_after_ms: Some(millis(wait).max(1)), ..Step::always(Fault::Status(429)) };
+        }
+        (step, verdict.headers)
+    }
+}
+
+/// Whether it is an answer that somebody can use.
+fn is_proper(fault: Fault) -> bool {
+    matches!(
+        fault,
+        Fault::Ok
+            | Fault::Say
+            | Fault::NoStream
+            | Fault::NoUsage
+            | Fault::Bytewise
+            | Fault::ToolCall
+            | Fault::Nul
+            | Fault::Surrogate
+    )
 }
 
 /// Takes connections until `stop` changes; open ones end with it.
@@ -143,21 +189,13 @@ async fn complete(request: Request<Incoming>, shared: Arc<Shared>, reset: Arc<At
     } else {
         shared.step(number, tries, &input, &mut dice).cloned().unwrap_or(Step::always(Fault::Ok))
     };
+    let (fixed, rates) = shared.limited(fixed, &body, &input);
     let outcome = fixed.fault.to_string();
     shared.stats().decide(number, model, &input, body["stream"] == true, &outcome);
     tracing::debug!(number, outcome, "simulated request");
-    tracked.proper = matches!(
-        fixed.fault,
-        Fault::Ok
-            | Fault::Say
-            | Fault::NoStream
-            | Fault::NoUsage
-            | Fault::Bytewise
-            | Fault::ToolCall
-            | Fault::Nul
-            | Fault::Surrogate
-    );
-    let reply = reply(&shared.script, &fixed, &Asked { number, body: &body, input: &input, raw: &raw }, &mut dice);
+    tracked.proper = is_proper(fixed.fault);
+    let mut reply = reply(&shared.script, &fixed, &Asked { number, body: &body, input: &input, raw: &raw }, &mut dice);
+    reply.headers.extend(rates);
     play(reply, reset, tracked).await
 }
 

@@ -1,6 +1,7 @@
 //! What the simulated provider was asked, counted. Never a header, never a key.
 
 use super::answer::checksum;
+use super::limit::Rates;
 use serde::Serialize;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -28,6 +29,8 @@ pub struct Stats {
     pub outcomes: BTreeMap<String, u64>,
     /// Requests by the checksum of their input (see `sim::checksum`).
     pub inputs: BTreeMap<String, InputStats>,
+    /// By the minute, where the script has a `limit`.
+    pub rates: Option<Rates>,
     /// The last requests, the newest at the end.
     pub last: VecDeque<Seen>,
 }

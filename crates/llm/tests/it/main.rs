@@ -3,9 +3,11 @@
 
 mod answers;
 mod failures;
+mod fleet;
 mod gates;
 mod prices;
 mod queue;
+mod routes;
 mod simulator;
 mod timeouts;
 mod wire;

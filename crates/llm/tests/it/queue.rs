@@ -8,7 +8,7 @@ use posthouse_llm::Engine;
 use posthouse_llm::sim::{Script, Sim, expected_answer};
 use std::time::Duration;
 
-async fn database() -> TestDatabase {
+pub(crate) async fn database() -> TestDatabase {
     TestDatabase::new(&posthouse::store::schema_sql(), async |url: &str| Posthouse::migrate(url).await).await
 }
 
@@ -30,7 +30,7 @@ async fn work(database: &TestDatabase, engine: &Engine, jobs: &[NewJob]) -> Vec<
     records
 }
 
-fn summarize(text: &str) -> NewJob {
+pub(crate) fn summarize(text: &str) -> NewJob {
     NewJob::from_json("summarize", serde_json::json!({ "text": text }).to_string()).unwrap()
 }
 
