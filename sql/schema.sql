@@ -415,7 +415,7 @@ begin
     inside := coalesce(admit.id = any((look.states[i]).job_ids), false);
     room := posthouse.gate_room(asked, look.states[i], coalesce(cardinality((look.states[i]).job_ids), 0) - inside::int, now_at);
     if room.room <= 0 or (room.is_spent and asked.when_spent <> 'hold') then
-      opens := greatest(opens, coalesce(room.until, now_at + case when room.is_spent then interval '1 hour' else interval '1 second' end));
+      opens := greatest(opens, coalesce(room.until, now_at + case when room.is_spent then interval '1 hour' else interval '250 milliseconds' end));
     elsif room.is_probe then
       probed := probed || asked.id;
     end if;

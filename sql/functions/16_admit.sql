@@ -146,7 +146,8 @@ begin
     s.requests_at := greatest(s.requests_at, now_at) + new_requests * 60.0 / most * interval '1 second';
   end if;
   if g.tokens_per_minute is not null then
-    s.tokens_at := greatest(s.tokens_at, now_at) + new_tokens * 60.0 / g.tokens_per_minute * interval '1 second';
+    -- Ten seconds are kept: what jobs give back because they used less is there for others.
+    s.tokens_at := greatest(coalesce(s.tokens_at, now_at), now_at - interval '10 seconds') + new_tokens * 60.0 / g.tokens_per_minute * interval '1 second';
   end if;
   -- What is older than a minute is forgotten.
   place := coalesce((select min(i) from generate_subscripts(s.seconds, 1) i where s.seconds[i] >= first), cardinality(s.seconds) + 1);
@@ -196,7 +197,7 @@ set enable_mergejoin = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-  n int := cardinality(gate_ids);
+  n int := coalesce(cardinality(gate_ids), 0);
   running int[];
   r record;
 begin
@@ -401,6 +402,8 @@ begin
     return;
   end if;
   odd := insteads is not null;
+  gate_ids := coalesce(gate_ids, '{}');
+  whose := coalesce(whose, '{}');
   starts := array_fill(1, array[n]);
   stops := array_fill(0, array[n]);
   wanted := array_fill(0, array[coalesce(cardinality(gate_ids), 0)]);
