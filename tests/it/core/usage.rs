@@ -410,10 +410,15 @@ async fn the_sweep_adds_it_up() {
         json!({"tenant": "t", "queue": "default", "kind": "k", "model": "m", "attempts": 1, "requests": 1, "input_tokens": 3,
             "output_tokens": 0, "cached_tokens": 0, "cost_usd": null, "unpriced": 1})
     );
-    // The day is that of UTC, whatever the session's zone.
-    assert!(
-        s.get::<bool>("select day = (clock_timestamp() at time zone 'UTC')::date from posthouse.usage_by_day").await
-    );
+    // The day is that of UTC, whatever the session's zone: in one of these it is another one.
+    for zone in ["Pacific/Kiritimati", "Etc/GMT+12"] {
+        s.run(&format!("set timezone = '{zone}'")).await;
+        let (worker, jobs) = claimed(&s, "default", "t", 1).await;
+        s.settle(worker.id, &json!([outcome(&jobs[0], "done", json!({"input_tokens": 3, "model": "m"}))])).await;
+    }
+    let days = "select bool_and(day in ((at - interval '1 minute')::date, at::date)) and sum(attempts) = 3
+        from posthouse.usage_by_day, (select clock_timestamp() at time zone 'UTC' as at) now";
+    assert!(s.get::<bool>(days).await);
 }
 
 #[tokio::test]

@@ -1,8 +1,13 @@
 //! Tokens and money as people and programs see them.
 
+use std::process::Command;
+
+use posthouse_llm::sim::{Script, Sim};
 use serde_json::json;
 
-use crate::support::Queue;
+use crate::support::{Queue, answer};
+
+const GUIDE: &str = include_str!("../../../../docs/usage.md");
 
 /// A queue with usage of two tenants, two models and two days.
 async fn used() -> Queue {
@@ -90,4 +95,31 @@ async fn mistakes_are_named() {
     queue.run(&["usage", "--by", "week"]).failed(2, &["week", "tenant, model, kind, day, queue"]);
     queue.run(&["usage", "--since", "2026-02-31"]).failed(2, &["--since", "YYYY-MM-DD"]);
     queue.run(&["usage", "--csv", "--json"]).failed(2, &["--csv and --json"]);
+}
+
+/// The block of the guide in this language that contains these words.
+fn block(language: &str, words: &str) -> &'static str {
+    let fence = format!("```{language}\n");
+    let mut blocks = GUIDE.split(&fence).skip(1).filter_map(|rest| rest.split("```").next());
+    blocks.find(|block| block.contains(words)).unwrap_or_else(|| panic!("no {language} with {words:?}"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_example_of_the_guide_works_as_it_is_printed() {
+    let queue = Queue::new().await;
+    let sim = Sim::start(Script::default()).await.unwrap();
+    let folder = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("usage-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("prices.json"), block("json", "cost_per_token")).unwrap();
+    let config = block("toml", "[prices]").replace("http://127.0.0.1:8080/v1", &sim.base_url());
+    std::fs::write(folder.join("posthouse.toml"), config).unwrap();
+    let posthouse = queue.command(&[]);
+    let mut shell = Command::new("sh");
+    shell.args(["-ec", &format!("posthouse() {{ \"$0\" \"$@\"; }}\n{}", block("sh", "enqueue"))]);
+    shell.arg(posthouse.get_program()).env_clear().current_dir(&folder);
+    shell.envs(posthouse.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let said = answer(&mut shell, None).fine().stdout;
+    std::fs::remove_dir_all(&folder).unwrap();
+    let table = block("text", "TENANT");
+    assert!(said.ends_with(table), "{said}\nis not as in the guide:\n{table}");
 }

@@ -7,7 +7,7 @@ use super::{Amount, Price, Rates};
 use serde_json::value::RawValue;
 use std::collections::{BTreeMap, HashMap};
 
-type Entry<'a> = HashMap<&'a str, &'a RawValue>;
+type Entry<'a> = HashMap<String, &'a RawValue>;
 
 /// The prices in a file, by the model's name there.
 ///
