@@ -110,7 +110,10 @@ async fn each_kind_of_alert_is_logged_and_delivered() {
     for _ in 0..600 {
         // Not every ten seconds, as outside of tests.
         scene.queue.sql("update posthouse.sweep set ran_at = '-infinity' where name in ('watch', 'alerts')").await;
-        told = scene.receiver.deliveries().iter().map(|d| d.json()["type"].as_str().unwrap().to_owned()).collect();
+        // Jobs that nobody serves get old, too.
+        let messages = scene.receiver.deliveries().into_iter().map(|delivery| delivery.json());
+        let messages = messages.filter(|m| m["type"] != "oldest_due" || m["data"]["subject"] == "slow");
+        told = messages.map(|m| m["type"].as_str().unwrap().to_owned()).collect();
         told.sort_unstable();
         told.dedup();
         if told == kinds {
@@ -137,7 +140,6 @@ async fn each_kind_of_alert_is_logged_and_delivered() {
     }
     let of = |kind: &str| deliveries.iter().map(|d| d.json()).find(|m| m["type"] == kind).unwrap();
     assert_eq!(of("no_worker")["data"]["detail"]["kind"], "nobody");
-    assert_eq!(of("oldest_due")["data"]["detail"]["queue"], "slow");
     assert_eq!(of("dead_letter")["data"]["subject"].as_str().unwrap().split('/').next(), Some("default"));
     assert!(of("gate_quota")["data"]["subject"].as_str().unwrap().contains("p/m"));
     assert!(of("budget")["data"]["subject"].as_str().unwrap().contains("queue:paid"));
