@@ -56,6 +56,12 @@ fn job(args: &Enqueue) -> Result<NewJob> {
     if let Some(timeout) = args.timeout {
         job = job.timeout(timeout);
     }
+    for gate in &args.gates {
+        job = job.gate(gate);
+    }
+    if let Some(tokens) = args.tokens {
+        job = job.tokens(tokens);
+    }
     if let Some(key) = &args.dedupe_key {
         job = job.dedupe_key(key);
     }

@@ -16,6 +16,7 @@ mod dev_record;
 mod enqueue;
 mod exec;
 mod failure;
+mod gate;
 mod job;
 mod jsonl;
 mod output;
@@ -25,6 +26,7 @@ mod queue;
 mod sim;
 mod status;
 mod style;
+mod tenant;
 mod usage;
 mod work;
 
@@ -63,6 +65,8 @@ async fn run(command: Command, global: &Global) -> Result<ExitCode> {
         Command::Job { command } => job::run(command, global).await,
         Command::Dead { command } => dead::run(command, global).await,
         Command::Queue { command } => queue::run(command, global).await,
+        Command::Tenant { command } => tenant::run(command, global).await,
+        Command::Gate { command } => gate::run(command, global).await,
         Command::Alert { command } => alert::run(command, global).await,
         Command::Sim(args) => sim::run(args, global).await,
         Command::Bench(args) => bench::run(args, global).await,

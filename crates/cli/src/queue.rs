@@ -1,13 +1,16 @@
-//! `posthouse queue`: the settings of queues.
+//! `posthouse queue`: the settings of queues, and which are paused.
 
 use std::process::ExitCode;
 use std::time::Duration;
 
-use posthouse::store::{QueueSettings, Store};
+use comfy_table::Color;
+use posthouse::store::{GateRecord, QueueSettings, Store};
+use serde::Serialize;
 
 use crate::args::{Global, Queue, QueueSet, Retention};
 use crate::connect;
 use crate::failure::Result;
+use crate::gate::{self, Whose};
 use crate::output::{self, Grid, cell, short};
 use crate::style::clean;
 
@@ -17,11 +20,54 @@ pub(crate) async fn run(command: Queue, global: &Global) -> Result<ExitCode> {
     match command {
         Queue::List => list(&store, global).await,
         Queue::Set(args) => set(&store, &args, global).await,
+        Queue::Pause(args) => {
+            gate::close(&store, Whose::Queue(&args.queue), &args.closing, global).await?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Queue::Resume { queue } => {
+            gate::open(&store, Whose::Queue(&queue), global).await?;
+            Ok(ExitCode::SUCCESS)
+        }
     }
 }
 
+/// A queue with its settings, and the state of its gate.
+#[derive(Serialize)]
+struct Row {
+    #[serde(flatten)]
+    settings: QueueSettings,
+    closed_until: Option<String>,
+    closed_reason: Option<String>,
+    #[serde(skip)]
+    gate: Option<GateRecord>,
+}
+
+async fn rows(store: &Store) -> Result<Vec<Row>> {
+    let mut settings = store.queues().await?;
+    let mut gates = store.gates().await?;
+    gates.retain(|gate| gate.name.starts_with("queue:") && gate.name != "queue:*");
+    let name = |gate: &GateRecord| gate.name.strip_prefix("queue:").unwrap_or_default().to_owned();
+    for queue in gates.iter().map(name) {
+        if !settings.iter().any(|known| known.queue == queue) {
+            settings.push(QueueSettings { queue, retention_ms: None });
+        }
+    }
+    settings.sort_by(|one, other| one.queue.cmp(&other.queue));
+    let row = |settings: QueueSettings| {
+        let gate = gates.iter().find(|gate| name(gate) == settings.queue).cloned();
+        let closed = gate.clone();
+        Row {
+            settings,
+            closed_until: closed.as_ref().and_then(|gate| gate.closed_until.clone()),
+            closed_reason: closed.and_then(|gate| gate.closed_reason),
+            gate,
+        }
+    };
+    Ok(settings.into_iter().map(row).collect())
+}
+
 async fn list(store: &Store, global: &Global) -> Result<ExitCode> {
-    let queues = store.queues().await?;
+    let queues = rows(store).await?;
     if global.json {
         output::json(&queues)?;
         return Ok(ExitCode::SUCCESS);
@@ -30,9 +76,11 @@ async fn list(store: &Store, global: &Global) -> Result<ExitCode> {
         output::note("no queues yet; `posthouse enqueue KIND PAYLOAD` makes one");
         return Ok(ExitCode::SUCCESS);
     }
-    let mut grid = Grid::new(&["queue", "retention"]);
-    for queue in &queues {
-        grid.row(vec![cell(&queue.queue), cell(retention(queue))]);
+    let now = store.clock().await?;
+    let mut grid = Grid::new(&["queue", "retention", "paused"]);
+    for Row { settings, gate, .. } in &queues {
+        let paused = gate.as_ref().and_then(|gate| gate::closed(gate, now)).unwrap_or_default();
+        grid.row(vec![cell(&settings.queue), cell(retention(settings)), cell(paused).fg(Color::Red)]);
     }
     grid.print()?;
     Ok(ExitCode::SUCCESS)

@@ -1,17 +1,17 @@
-//! `posthouse status`: queues, workers and failures at a glance.
+//! `posthouse status`: queues, gates, workers and failures at a glance.
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
-use posthouse::store::{AlertRecord, JobFilter, JobRecord, QueueHealth, Store, WorkerRecord};
+use posthouse::store::{AlertRecord, GateRecord, JobFilter, JobRecord, QueueHealth, Store, WorkerRecord};
 use serde::Serialize;
 
 use crate::args::{Global, Status};
 use crate::failure::Result;
 use crate::output::{self, Grid, age, cell, count, short};
 use crate::style::{BAD, BOLD, DIM, GOOD, clean};
-use crate::{alert, connect};
+use crate::{alert, connect, gate};
 
 /// Rows of a table for people; JSON has all of them.
 const ROWS_MAX: usize = 30;
@@ -24,6 +24,8 @@ const ALERTS: u32 = 20;
 #[derive(Serialize)]
 struct Overview {
     queues: Vec<QueueHealth>,
+    /// Those that are closed or full.
+    gates: Vec<GateRecord>,
     /// Open ones.
     alerts: Vec<AlertRecord>,
     /// Those that live, or whose jobs are about to be taken back.
@@ -65,8 +67,11 @@ async fn look(store: &Store) -> Result<Overview> {
     let newest = JobFilter { state: Some("failed".to_owned()), ..JobFilter::default() };
     let mut workers = store.workers().await?;
     workers.retain(|worker| worker.state != "over");
+    let mut gates = store.gates().await?;
+    gates.retain(gate::is_closed_or_full);
     Ok(Overview {
         queues: store.queue_health().await?,
+        gates,
         alerts: store.alerts(false, ALERTS).await?,
         workers,
         failures: store.jobs(&newest, FAILURES).await?,
@@ -77,6 +82,7 @@ async fn look(store: &Store) -> Result<Overview> {
 impl Overview {
     fn print(&self) -> Result<()> {
         self.print_queues()?;
+        self.print_gates()?;
         alert::print_open(&self.alerts, self.now)?;
         self.print_workers()?;
         self.print_unserved()?;
@@ -97,6 +103,17 @@ impl Overview {
         }
         grid.print()?;
         self.and_more(self.queues.len())
+    }
+
+    fn print_gates(&self) -> Result<()> {
+        if self.gates.is_empty() {
+            return Ok(());
+        }
+        output::line("")?;
+        for gate in self.gates.iter().take(ROWS_MAX) {
+            gate::print_state(gate, self.now)?;
+        }
+        self.and_more(self.gates.len())
     }
 
     fn and_more(&self, rows: usize) -> Result<()> {

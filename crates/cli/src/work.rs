@@ -1,5 +1,6 @@
 //! `posthouse work`: a worker made of prompt kinds and commands. Tells one line a transition.
 
+mod known;
 mod line;
 
 use std::io::{Read, Write};
@@ -38,7 +39,8 @@ pub(crate) async fn run(args: Work, global: &Global) -> Result<ExitCode> {
     if engine.is_some() {
         allow_connections(args.concurrency.unwrap_or(CONCURRENCY));
     }
-    let mut builder = builder(&args, engine, database).queues(&queues);
+    let known = known::Known::load(engine.as_ref(), config_file(&args))?;
+    let mut builder = builder(&args, engine, database.clone()).queues(&queues);
     if let Some(alerts) = alerts {
         builder = alerts.register(builder);
         alerts.tell();
@@ -52,6 +54,7 @@ pub(crate) async fn run(args: Work, global: &Global) -> Result<ExitCode> {
         lease_ms: args.lease_ms.unwrap_or(LEASE_MS),
     };
     print(&if json { opening.to_json() } else { opening.to_string() });
+    known.tell(&database).await?;
     let told = builder.on_event(move |event| tell(event, json, with_starts)).run().await;
     // What is still being ended would otherwise be left to the watchdog.
     exec::wait_for_endings();

@@ -11,7 +11,7 @@ use clap::Args;
 /// the job's id; with a dedupe key that a job holds already, it names that job and says `duplicate`.
 ///
 /// Many jobs: `--jsonl FILE` reads a JSON object a line, with the fields kind, payload, queue, tenant, priority, delay_ms,
-/// run_at, max_attempts, timeout_ms, dedupe_key and dedupe_for_ms; all but kind may be left out. Options on the command line
+/// run_at, max_attempts, timeout_ms, gates, tokens, dedupe_key and dedupe_for_ms; all but kind may be left out. Options on the command line
 /// are the defaults for lines that do not say. Lines go in batches, each all or nothing. At a line that is refused it stops, says
 /// which one, and how to go on from there.
 #[derive(Debug, Args)]
@@ -20,6 +20,7 @@ use clap::Args;
   posthouse enqueue summarize @letter.json --tenant acme --priority 5
   jq -n '{text: \"…\"}' | posthouse enqueue summarize - --dedupe-key letter-17
   posthouse enqueue report '{}' --run-at '2027-01-31 08:00 Europe/Rome' --timeout 10m
+  posthouse enqueue sync '{\"id\":7}' --gate crm --tokens 3000
   posthouse enqueue --jsonl jobs.jsonl
   zcat jobs.jsonl.gz | posthouse enqueue --jsonl - --keep-going")]
 pub(crate) struct Enqueue {
@@ -58,6 +59,14 @@ pub(crate) struct Enqueue {
     /// The longest that one attempt may take. Default: no limit
     #[arg(long, allow_hyphen_values = true, value_name = "DURATION", value_parser = super::time::duration)]
     pub(crate) timeout: Option<Duration>,
+
+    /// A gate that it passes besides those of its queue, tenant and kind: model:NAME, or a name without a colon; may be repeated
+    #[arg(long = "gate", value_name = "NAME")]
+    pub(crate) gates: Vec<String>,
+
+    /// The tokens that it is expected to use, prompt and answer together. Default: estimated, where a gate counts them
+    #[arg(long, value_name = "N")]
+    pub(crate) tokens: Option<u32>,
 
     /// While a job of this tenant and kind holds this key, answer with that job instead of a new one
     #[arg(long, value_name = "KEY", conflicts_with = "jsonl")]

@@ -5,10 +5,12 @@ mod bench;
 mod db;
 mod dead;
 mod enqueue;
+mod gate;
 mod job;
 mod queue;
 mod run;
 mod sim;
+mod tenant;
 mod time;
 mod usage;
 
@@ -19,10 +21,12 @@ pub(crate) use bench::Bench;
 pub(crate) use db::Db;
 pub(crate) use dead::{Dead, DeadChoice, DeadList, Purge, Redrive};
 pub(crate) use enqueue::Enqueue;
+pub(crate) use gate::{Closing, Exact, Gate, GateApply, GateSet, Limit};
 pub(crate) use job::{Filter, Job, JobList, JobWait, Page};
 pub(crate) use queue::{Queue, QueueSet, Retention};
 pub(crate) use run::{Demo, Dev, ExecKind, STOP_AT_EOF, Work};
 pub(crate) use sim::Sim;
+pub(crate) use tenant::{Tenant, TenantSet};
 pub(crate) use usage::{By, Day, Usage};
 
 /// A Postgres job queue that LLM agents can depend on.
@@ -94,11 +98,23 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: Dead,
     },
-    /// Look at the settings of queues, and change them
+    /// Look at the settings of queues, change them, pause and resume
     #[command(after_long_help = queue::EXAMPLES, long_about = queue::LONG)]
     Queue {
         #[command(subcommand)]
         command: Queue,
+    },
+    /// Look at tenants, weigh them, pause and resume
+    #[command(after_long_help = tenant::EXAMPLES, long_about = tenant::LONG)]
+    Tenant {
+        #[command(subcommand)]
+        command: Tenant,
+    },
+    /// Set limits that jobs pass before they run, close and open them
+    #[command(after_long_help = gate::EXAMPLES, long_about = gate::LONG)]
+    Gate {
+        #[command(subcommand)]
+        command: Gate,
     },
     /// Look at alerts, set when they are raised, and try them
     #[command(after_long_help = alert::EXAMPLES, long_about = alert::LONG)]
@@ -114,8 +130,8 @@ pub(crate) enum Command {
 /// Show queues, workers and failures at a glance
 ///
 /// For each queue and tenant: jobs that are due, later, running, waiting, done (ever) and failed (dead letters there are now),
-/// and for how long the oldest due job has been due. Then open alerts, the live workers, the kinds that nobody serves, and the newest
-/// failures.
+/// and for how long the oldest due job has been due. Then gates that are closed or full (a limit a minute: used to nine tenths), open
+/// alerts, the live workers, the kinds that nobody serves, and the newest failures.
 #[derive(Debug, Args)]
 #[command(after_long_help = "EXAMPLES:
   posthouse status

@@ -2,24 +2,40 @@
 
 use clap::{Args, Subcommand, ValueEnum};
 
-pub(super) const LONG: &str = "Look at the settings of queues, and change them.
+use super::gate::Closing;
+
+pub(super) const LONG: &str = "Look at the settings of queues, change them, pause and resume queues.
 
 A queue needs no settings: it is there as soon as a job is put into it.";
 
 pub(super) const EXAMPLES: &str = "EXAMPLES:
   posthouse queue list
-  posthouse queue set mail --retention 0";
+  posthouse queue set mail --retention 0
+  posthouse queue pause mail --for 1h
+  posthouse queue resume mail";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Queue {
-    /// List queues with their settings
+    /// List queues with their settings, and those that are paused
     ///
-    /// Every queue that has had jobs or settings. `posthouse status` tells how they do.
+    /// Every queue that has had jobs or settings, or has a gate. `posthouse status` tells how they do.
     #[command(after_long_help = "EXAMPLES:
   posthouse queue list
   posthouse queue list --json | jq -r '.[] | select(.retention_ms == 0) | .queue'")]
     List,
     Set(QueueSet),
+    Pause(QueuePause),
+
+    /// Let a paused queue's jobs run again
+    ///
+    /// Opens the gate queue:NAME.
+    #[command(after_long_help = "EXAMPLES:
+  posthouse queue resume mail")]
+    Resume {
+        /// The queue
+        #[arg(value_name = "NAME")]
+        queue: String,
+    },
 }
 
 /// Change the settings of a queue
@@ -47,4 +63,20 @@ pub(crate) enum Retention {
     Zero,
     /// Until somebody deletes them, as it comes
     Forever,
+}
+
+/// Keep a queue's jobs from running
+///
+/// Closes the gate queue:NAME: its jobs wait and keep their place, those that run go on, other queues are not touched. Jobs can be
+/// put in all the same. Without --for and --until it lasts until `posthouse queue resume`.
+#[derive(Debug, Args)]
+#[command(after_long_help = "EXAMPLES:
+  posthouse queue pause mail
+  posthouse queue pause mail --until '08:00' --reason 'the mail server is being moved'")]
+pub(crate) struct QueuePause {
+    /// The queue
+    #[arg(value_name = "NAME")]
+    pub(crate) queue: String,
+    #[command(flatten)]
+    pub(crate) closing: Closing,
 }

@@ -24,6 +24,8 @@ struct Line {
     run_at: Option<String>,
     max_attempts: Option<u32>,
     timeout_ms: Option<f64>,
+    gates: Option<Vec<String>>,
+    tokens: Option<u32>,
     dedupe_key: Option<String>,
     dedupe_for_ms: Option<f64>,
 }
@@ -57,6 +59,12 @@ pub(super) fn job(line: &[u8], args: &Enqueue) -> Result<NewJob, String> {
     }
     if let Some(timeout) = milliseconds("timeout_ms", line.timeout_ms)?.or(args.timeout) {
         job = job.timeout(timeout);
+    }
+    for gate in line.gates.as_ref().unwrap_or(&args.gates) {
+        job = job.gate(gate);
+    }
+    if let Some(tokens) = line.tokens.or(args.tokens) {
+        job = job.tokens(tokens);
     }
     let delay = milliseconds("delay_ms", line.delay_ms)?;
     // A line that says when is not given the other way of the command line on top.
@@ -122,9 +130,13 @@ mod tests {
 
     #[test]
     fn the_command_line_says_what_a_line_does_not() {
-        let args = args("posthouse enqueue --jsonl f --queue slow --delay 1m --priority 3");
+        let args =
+            args("posthouse enqueue --jsonl f --queue slow --delay 1m --priority 3 --gate crm --gate cms --tokens 77");
         let plain = format!("{:?}", job(b"{\"kind\":\"a\"}", &args).unwrap());
         assert!(plain.contains("slow") && plain.contains("60s") && plain.contains("Some(3)"), "{plain}");
+        assert!(plain.contains("[\"crm\", \"cms\"]") && plain.contains("Some(77)"), "{plain}");
+        let own = format!("{:?}", job(b"{\"kind\":\"a\",\"gates\":[],\"tokens\":5}", &args).unwrap());
+        assert!(!own.contains("crm") && own.contains("Some(5)"), "{own}");
         let line = b"{\"kind\":\"a\",\"queue\":\"fast\",\"run_at\":\"tomorrow\",\"payload\":12345678901234567890123}";
         let own = format!("{:?}", job(line, &args).unwrap());
         assert!(own.contains("fast") && !own.contains("60s") && own.contains("12345678901234567890123"), "{own}");

@@ -9,7 +9,21 @@ fn run(arguments: &[&str]) -> crate::support::Answer {
 #[test]
 fn help_is_fine_and_a_mistake_is_not() {
     let help = run(&["--help"]).fine();
-    for command in ["demo", "dev", "db", "enqueue", "work", "status", "job", "dead", "sim", "completions"] {
+    for command in [
+        "demo",
+        "dev",
+        "db",
+        "enqueue",
+        "work",
+        "status",
+        "job",
+        "dead",
+        "queue",
+        "tenant",
+        "gate",
+        "sim",
+        "completions",
+    ] {
         assert!(help.stdout.contains(&format!("\n  {command} ")), "{command} in {}", help.stdout);
     }
     assert!(help.stdout.contains("EXAMPLES:"));
@@ -70,7 +84,9 @@ fn a_payload_that_is_no_json_is_named_before_anything_is_connected() {
 fn completions_know_the_commands() {
     for shell in ["bash", "zsh", "fish"] {
         let script = run(&["completions", shell]).fine().stdout;
-        assert!(script.contains("enqueue") && script.contains("redrive"), "{shell}: {script}");
+        for word in ["enqueue", "redrive", "tenant", "pause", "tokens-per-minute", "apply"] {
+            assert!(script.contains(word), "{shell}, {word}: {script}");
+        }
     }
     run(&["completions", "tcsh"]).failed(2, &["tcsh", "bash"]);
 }

@@ -7,6 +7,7 @@ mod arguments;
 mod db;
 mod dead;
 mod enqueue;
+mod gates;
 mod jobs;
 mod jsonl;
 mod provider;

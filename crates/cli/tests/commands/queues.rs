@@ -12,13 +12,17 @@ async fn a_queue_without_history_answers_who_waits_and_forgets() {
     let id = queue.enqueue(&["k", "{}", "--queue", "mail"]).to_string();
     queue.enqueue(&["other", "{}"]);
     let list = || queue.run(&["queue", "list", "--json"]).fine().json();
-    let as_it_comes = json!({ "queue": "default", "retention_ms": null });
-    assert_eq!(list(), json!([as_it_comes, { "queue": "mail", "retention_ms": null }]));
+    let row = |queue: &str, retention_ms: Option<i64>| json!({ "queue": queue, "retention_ms": retention_ms, "closed_until": null, "closed_reason": null });
+    let as_it_comes = row("default", None);
+    assert_eq!(list(), json!([as_it_comes, row("mail", None)]));
     let set = queue.run(&["queue", "set", "mail", "--retention", "0"]).fine();
     assert!(set.stdout.contains("queue mail keeps no history"), "{set:?}");
-    assert_eq!(list(), json!([as_it_comes, { "queue": "mail", "retention_ms": 0 }]));
+    assert_eq!(list(), json!([as_it_comes, row("mail", Some(0))]));
     let text = queue.run(&["queue", "list"]).fine().stdout;
-    assert_eq!(text.split_whitespace().collect::<Vec<_>>(), ["QUEUE", "RETENTION", "default", "forever", "mail", "0"]);
+    assert_eq!(
+        text.split_whitespace().collect::<Vec<_>>(),
+        ["QUEUE", "RETENTION", "PAUSED", "default", "forever", "mail", "0"]
+    );
     queue.work_on("mail", "k", || Outcome::done(&json!({ "sent": 7 }))).await;
     let waited = queue.run(&["job", "wait", &id, "--json"]).fine().json();
     assert_eq!((&waited[0]["state"], &waited[0]["result"]), (&json!("done"), &json!({ "sent": 7 })));

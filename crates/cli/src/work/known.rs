@@ -1,0 +1,114 @@
+//! What a worker tells the database before it claims anything, so that no job slips past its gates: how models are asked, which
+//! gates kinds pass, and the gates of posthouse.toml that are not there yet.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use posthouse::store::{Database, Store, schema_status};
+use posthouse_llm::config::gates::Gate;
+use posthouse_llm::{Config, Engine, KindGates};
+
+use crate::failure::{Failure, Result};
+use crate::gate::Declared;
+use crate::output;
+use crate::style::clean;
+
+/// Between two tries to tell a database that is away.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// What there is to tell.
+pub(super) struct Known {
+    routes: Vec<(String, Vec<String>)>,
+    kinds: Vec<KindGates>,
+    gates: BTreeMap<String, Gate>,
+    /// Where the gates stand.
+    file: PathBuf,
+}
+
+impl Known {
+    /// From the engine, and from the file that is its configuration.
+    pub(super) fn load(engine: Option<&Engine>, file: Option<PathBuf>) -> Result<Self> {
+        let gates = match &file {
+            Some(file) => Config::load(file).map_err(|error| Failure::new(error.to_string()))?.gates,
+            None => BTreeMap::new(),
+        };
+        Ok(Self {
+            routes: engine.map(Engine::routes).unwrap_or_default(),
+            kinds: engine.map(Engine::kind_gates).unwrap_or_default(),
+            gates,
+            file: file.unwrap_or_default(),
+        })
+    }
+
+    /// Tells it, for as long as it takes: a database that is away is waited for, as the worker itself does.
+    pub(super) async fn tell(&self, database: &Database) -> Result<()> {
+        if self.routes.is_empty() && self.kinds.is_empty() && self.gates.is_empty() {
+            return Ok(());
+        }
+        let store = database.clone().store("setup");
+        let mut is_waiting = false;
+        while let Err(refusal) = self.tell_now(database, &store).await {
+            if !refusal.error.is_transient() {
+                return Err(self.failure(refusal));
+            }
+            if !is_waiting {
+                output::note(format_args!("waiting for Postgres: {}", clean(&refusal.error.to_string())));
+                is_waiting = true;
+            }
+            tokio::time::sleep(AGAIN).await;
+        }
+        Ok(())
+    }
+
+    async fn tell_now(&self, database: &Database, store: &Store) -> Result<(), Refusal> {
+        let plain = Refusal::plain;
+        schema_status(database).await.map_err(plain)?.check().map_err(plain)?;
+        for (model, endpoints) in &self.routes {
+            store.set_route(model, endpoints).await.map_err(|error| Refusal::of(format!("models.{model}"), error))?;
+        }
+        for kind in &self.kinds {
+            let most = kind.max_output_tokens.map(|n| u32::try_from(n).unwrap_or(u32::MAX));
+            let told = store.set_kind(&kind.kind, &kind.gates, most).await;
+            told.map_err(|error| Refusal::of(format!("kinds.{}", kind.kind), error))?;
+        }
+        let declared = Declared::look(store, &self.gates).await.map_err(plain)?;
+        for name in &declared.missing {
+            let set = store.set_gate(name, &self.gates[name].limits()).await;
+            set.map_err(|error| Refusal::of(format!("gates.{name}"), error))?;
+        }
+        if !declared.different.is_empty() {
+            output::note(format_args!(
+                "the database has other limits than {} for {}; they hold, until `posthouse gate apply --config {0}`",
+                clean(&self.file.display().to_string()),
+                clean(&declared.different.join(", ")),
+            ));
+        }
+        Ok(())
+    }
+
+    fn failure(&self, refusal: Refusal) -> Failure {
+        let Refusal { key, error } = refusal;
+        match key {
+            Some(key) if error.is_invalid() => Failure::new(format!("{}: {key}: {error}", self.file.display())),
+            _ => error.into(),
+        }
+    }
+}
+
+/// What the database did not take.
+struct Refusal {
+    /// The key of the file that it is about.
+    key: Option<String>,
+    error: posthouse::Error,
+}
+
+impl Refusal {
+    fn plain(error: posthouse::Error) -> Self {
+        Self { key: None, error }
+    }
+
+    fn of(key: String, error: posthouse::Error) -> Self {
+        Self { key: Some(key), error }
+    }
+}
