@@ -38,7 +38,7 @@ begin
       from posthouse.gates_of(lanes, insteads) g
       cross join lateral (
         select x.max_running from posthouse.gate x
-        where x.id = g.gate_id and (x.max_running is not null or x.tokens_per_minute is not null) offset 0) x) x
+        where x.id = g.gate_id and (num_nonnulls(x.max_running, x.tokens_per_minute) > 0 or x.requests_per_minute is not null and false = any(called)) offset 0) x) x
     join unnest(jobs) j on j.lane_id = lanes[x.place] and j.instead is not distinct from insteads[x.place]
     group by x.gate_id, x.member, x.max_running
   loop
