@@ -10,7 +10,7 @@ use crate::redact::Redactor;
 use crate::route::{Model, models};
 use crate::trail::Why;
 use crate::transport::Environment;
-use posthouse::Posthouse;
+use posthouse::store::Database;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -122,15 +122,16 @@ impl Engine {
     ///
     /// # Errors
     /// When the database cannot be asked, or refuses a name.
-    pub async fn share(self, queue: &Posthouse) -> posthouse::Result<Self> {
+    pub async fn share(self, database: &Database) -> posthouse::Result<Self> {
+        let store = database.store("setup");
         for (model, endpoints) in self.routes() {
-            queue.set_route(&model, &endpoints).await?;
+            store.set_route(&model, &endpoints).await?;
         }
         for KindGates { kind, gates, max_output_tokens } in self.kind_gates() {
             let most = max_output_tokens.map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
-            queue.set_kind(&kind, &gates, most).await?;
+            store.set_kind(&kind, &gates, most).await?;
         }
-        Ok(self.with_gates(Arc::new(DatabaseGates::new(queue.clone()))))
+        Ok(self.with_gates(Arc::new(DatabaseGates::new(database))))
     }
 
     /// The kinds it runs, sorted.

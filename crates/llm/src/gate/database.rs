@@ -1,22 +1,20 @@
 //! Gates of endpoints in the database: what one worker is told, all workers of the fleet heed.
 
 use super::{Closure, EndpointGates, Finding, Report, Told};
-use posthouse::Posthouse;
-use posthouse::store::EndpointVerdict;
+use posthouse::store::{Database, EndpointVerdict, Store};
 use std::fmt;
 use std::time::Duration;
 
 /// Gates that everybody with this database knows of. An empty account stays closed until somebody opens its gate.
-#[derive(Clone)]
 pub struct DatabaseGates {
-    queue: Posthouse,
+    store: Store,
 }
 
 impl DatabaseGates {
-    /// The gates in this queue's database.
+    /// The gates in a database, over a connection of their own, which is made when it is needed.
     #[must_use]
-    pub fn new(queue: Posthouse) -> Self {
-        Self { queue }
+    pub fn new(database: &Database) -> Self {
+        Self { store: database.store("gates") }
     }
 }
 
@@ -30,7 +28,7 @@ impl fmt::Debug for DatabaseGates {
 impl EndpointGates for DatabaseGates {
     fn closures(&self) -> Told<'_, Vec<Closure>> {
         Box::pin(async {
-            let closed = self.queue.closures().await?;
+            let closed = self.store.closures().await?;
             let closure = |closed: posthouse::store::Closure| Closure {
                 endpoint: closed.endpoint,
                 closed_for: closed.closed_for,
@@ -51,11 +49,11 @@ impl EndpointGates for DatabaseGates {
         };
         let reason = Some(report.reason).filter(|reason| !reason.is_empty());
         Box::pin(
-            async move { Ok(self.queue.report_endpoint(report.endpoint, verdict, wait, reason, report.age).await?) },
+            async move { Ok(self.store.report_endpoint(report.endpoint, verdict, wait, reason, report.age).await?) },
         )
     }
 
     fn begin_probe<'a>(&'a self, endpoint: &'a str, job: i64) -> Told<'a, bool> {
-        Box::pin(async move { Ok(self.queue.begin_probe(endpoint, job).await?) })
+        Box::pin(async move { Ok(self.store.begin_probe(endpoint, job).await?) })
     }
 }

@@ -8,12 +8,14 @@
 pub(crate) mod breaker;
 mod database;
 mod local;
+mod pass;
 mod scout;
 mod view;
 
 pub use database::DatabaseGates;
 pub use local::LocalGates;
-pub(crate) use view::{EndpointGate, Gates, Pass, TurnedAway};
+pub(crate) use pass::Pass;
+pub(crate) use view::{EndpointGate, Gates, TurnedAway};
 
 use std::fmt;
 use std::pin::Pin;

@@ -1,13 +1,13 @@
 //! What this process goes by: a copy of the closed endpoints that is at most a second old.
 //!
 //! Whoever is about to ask refreshes it, one at a time, so an idle process asks nobody; what this process reports itself is in
-//! its copy at once. A pass is the leave to make one call, and what comes of that call is told through it.
+//! its copy at once.
 
 use super::breaker::Breaker;
+use super::pass::Pass;
 use super::scout::{Entry, Scout};
 use super::{Closure, EndpointGates, Finding, LocalGates, Report, spread};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
@@ -17,7 +17,7 @@ const AGE_MAX: Duration = Duration::from_secs(1);
 /// How long the answer of the gates is waited for. Calls go on by the old copy then: no gate is worth a standstill.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long those wait who find a probe under way.
-const PROBE_WAIT: Duration = Duration::from_secs(1);
+pub(super) const PROBE_WAIT: Duration = Duration::from_secs(1);
 /// What is closed for longer waits for a person, who may open it any time.
 const WAIT_MAX: Duration = crate::hint::WAIT_MAX;
 /// How long a job waits where nobody knows for how long.
@@ -33,7 +33,7 @@ pub(crate) struct EndpointGate {
     /// `PROVIDER/MODEL`.
     pub(crate) name: String,
     breaker: Mutex<Breaker>,
-    scout: Scout,
+    pub(super) scout: Scout,
 }
 
 impl EndpointGate {
@@ -41,7 +41,7 @@ impl EndpointGate {
         Self { name, breaker: Mutex::default(), scout: Scout::default() }
     }
 
-    fn breaker(&self) -> MutexGuard<'_, Breaker> {
+    pub(super) fn breaker(&self) -> MutexGuard<'_, Breaker> {
         self.breaker.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -80,8 +80,7 @@ impl Closed {
     }
 
     fn turn_away(&self, wait: Duration) -> TurnedAway {
-        let wait = if wait > WAIT_MAX { PERSON_WAIT } else { wait };
-        TurnedAway { wait: spread(wait), reason: self.reason.clone(), closed_by: self.closed_by.clone() }
+        TurnedAway { wait: for_jobs(wait), reason: self.reason.clone(), closed_by: self.closed_by.clone() }
     }
 }
 
@@ -91,6 +90,11 @@ enum Begin {
     Closed(TurnedAway),
     /// Its time is over: ask whether it may be tried.
     Over(Closed),
+}
+
+/// How long a job waits for an endpoint that is closed for so long.
+pub(super) fn for_jobs(closed_for: Duration) -> Duration {
+    spread(if closed_for > WAIT_MAX { PERSON_WAIT } else { closed_for })
 }
 
 /// Turned away: come back after `wait`.
@@ -120,14 +124,7 @@ impl Gates {
             // Nobody is turned away by an old copy: who was claimed the moment a gate opened should not wait.
             self.refresh(Some(came)).await;
         }
-        let pass = |is_probe, is_ahead| Pass {
-            gates: self,
-            gate,
-            job,
-            sent: Instant::now(),
-            probing: AtomicBool::new(is_probe),
-            ahead: AtomicBool::new(is_ahead),
-        };
+        let pass = |is_probe, is_ahead| Pass::new(self, (gate, job), is_probe, is_ahead);
         let is_ahead = if self.is_open(gate) {
             let entry = match gate.scout.enter() {
                 // Boxed: few calls wait here, and all would hold the room.
@@ -191,7 +188,25 @@ impl Gates {
     }
 
     fn may_pass(&self, gate: &EndpointGate) -> bool {
-        self.lock().closed.get(&gate.name).is_none_or(|closed| closed.is_over(Instant::now()))
+        let now = Instant::now();
+        let is_free = |closed: &Closed| closed.is_over(now) && closed.probed_until.is_none_or(|until| until <= now);
+        self.lock().closed.get(&gate.name).is_none_or(is_free)
+    }
+
+    /// For how long an endpoint is closed, if it was closed after `sent`, and for as long as `wait`.
+    pub(super) fn covers(&self, gate: &EndpointGate, sent: Instant, wait: Duration) -> Option<Duration> {
+        let view = self.lock();
+        let closed = view.closed.get(&gate.name).filter(|closed| closed.since >= sent)?;
+        let left = closed.until.saturating_duration_since(Instant::now());
+        (left + NEARLY >= wait).then_some(left)
+    }
+
+    /// A probe ended without an answer: somebody else may ask to try.
+    pub(super) fn give_up_probe(&self, gate: &EndpointGate, job: i64) {
+        self.source.give_up_probe(&gate.name, job);
+        if let Some(closed) = self.lock().closed.get_mut(&gate.name) {
+            closed.probed_until = None;
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, View> {
@@ -226,7 +241,7 @@ impl Gates {
     }
 
     /// Tells what an endpoint answered, and notes at once what that means. Returns for how long it is closed.
-    async fn report(
+    pub(super) async fn report(
         &self,
         gate: &EndpointGate,
         finding: Finding,
@@ -307,103 +322,165 @@ impl View {
     }
 }
 
-/// Leave to make one call. Dropping it without a word leaves the gate as it was.
-#[derive(Debug)]
-pub(crate) struct Pass<'a> {
-    gates: &'a Gates,
-    gate: &'a EndpointGate,
-    job: i64,
-    sent: Instant,
-    /// It tries an endpoint whose time is over, and nothing has been said about that yet.
-    probing: AtomicBool,
-    /// Others wait to hear how it is received.
-    ahead: AtomicBool,
-}
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::super::Told;
+    use super::*;
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+    use tokio::time::sleep;
 
-impl Pass<'_> {
-    /// Whether this call tries an endpoint whose time is over.
-    pub(crate) fn is_probe(&self) -> bool {
-        self.probing.load(Ordering::Acquire)
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// Gates as in a database: slow, countable, and away at times.
+    #[derive(Debug, Default)]
+    struct Remote {
+        inner: LocalGates,
+        looks: AtomicU32,
+        reports: AtomicU32,
+        is_away: AtomicBool,
     }
 
-    /// There was an answer, of whatever sort: those who wait for it may go by what it said.
-    pub(crate) fn heard(&self) {
-        self.ahead.store(false, Ordering::Release);
-        self.gate.scout.heard();
-    }
+    impl Remote {
+        async fn answer<T>(&self, counter: &AtomicU32, told: Told<'_, T>) -> Result<T, super::super::GateError> {
+            counter.fetch_add(1, Ordering::Relaxed);
+            let answer = told.await;
+            sleep(Duration::from_millis(10)).await;
+            if self.is_away.load(Ordering::Relaxed) { Err("away".into()) } else { answer }
+        }
 
-    /// The provider took the call. `exhausted`: and says that it takes no further one for so long.
-    pub(crate) async fn taken(&self, exhausted: Option<Duration>) {
-        if let Some(wait) = exhausted {
-            if self.covered(wait).is_none() {
-                self.say(
-                    Finding::Refused,
-                    Some(wait),
-                    "the rate limit is exhausted, say the headers of its last answer",
-                )
-                .await;
-            }
-        } else if self.is_probe() {
-            self.say(Finding::Ok, None, "").await;
+        fn counts(&self) -> (u32, u32) {
+            (self.looks.load(Ordering::Relaxed), self.reports.load(Ordering::Relaxed))
         }
     }
 
-    /// The answer came to its end, or was a refusal that has to do with the request alone.
-    pub(crate) fn answered(&self) {
-        self.gate.breaker().answered(self.sent);
+    impl EndpointGates for Remote {
+        fn closures(&self) -> Told<'_, Vec<Closure>> {
+            Box::pin(self.answer(&self.looks, self.inner.closures()))
+        }
+        fn report<'a>(&'a self, report: Report<'a>) -> Told<'a, Option<Duration>> {
+            Box::pin(self.answer(&self.reports, self.inner.report(report)))
+        }
+        fn begin_probe<'a>(&'a self, endpoint: &'a str, job: i64) -> Told<'a, bool> {
+            self.inner.begin_probe(endpoint, job)
+        }
+        fn give_up_probe(&self, endpoint: &str, job: i64) {
+            self.inner.give_up_probe(endpoint, job);
+        }
     }
 
-    /// The provider said "not now". Returns how long to wait.
-    pub(crate) async fn refused(&self, wait: Option<Duration>, reason: &str) -> Duration {
-        // Of a thousand calls that were under way when it closed, one has to be told.
-        let known = self.covered(wait.unwrap_or_default()).filter(|_| !self.is_probe());
-        let closed_for = match known {
-            Some(closed_for) => Some(closed_for),
-            None => self.say(Finding::Refused, wait, reason).await,
+    fn two_processes() -> (Arc<Remote>, Gates, Gates, EndpointGate) {
+        let remote = Arc::new(Remote::default());
+        let gate = EndpointGate::new("p/m".to_owned());
+        gate.scout.heard();
+        (remote.clone(), Gates::new(remote.clone()), Gates::new(remote), gate)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_of_many_looks_and_only_when_the_copy_is_old() {
+        let (remote, one, _, gate) = two_processes();
+        let mut passes = Vec::new();
+        for _ in 0..3 {
+            let (a, b, c) = tokio::join!(one.enter(&gate, 1), one.enter(&gate, 2), one.enter(&gate, 3));
+            passes.extend([a.unwrap(), b.unwrap(), c.unwrap()]);
+        }
+        assert_eq!(remote.counts().0, 1);
+        sleep(SECOND).await;
+        one.enter(&gate, 1).await.unwrap();
+        assert_eq!(remote.counts(), (2, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refusal_is_told_once_and_heeded_by_others_within_a_second() {
+        let (remote, one, two, gate) = two_processes();
+        two.enter(&gate, 0).await.unwrap();
+        let (first, echo) = (one.enter(&gate, 1).await.unwrap(), one.enter(&gate, 2).await.unwrap());
+        sleep(Duration::from_millis(5)).await;
+        assert!(first.refused(Some(SECOND * 20), "slow down").await >= SECOND * 20);
+        assert!(echo.refused(Some(SECOND * 20), "slow down").await >= SECOND * 19);
+        echo.refused(None, "slow down").await;
+        assert_eq!(remote.counts().1, 1, "what is known is not told again");
+        let away = one.enter(&gate, 3).await.unwrap_err();
+        assert!(away.wait > SECOND * 19 && away.wait < SECOND * 26, "{away:?}");
+        assert_eq!((&*away.reason, &*away.closed_by), ("slow down", "provider"));
+        assert!(two.enter(&gate, 4).await.is_ok(), "an old copy may still let through");
+        sleep(SECOND).await;
+        assert!(two.enter(&gate, 5).await.is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_probe_of_all_and_its_answer_opens_it_for_all() {
+        let (remote, one, two, gate) = two_processes();
+        one.enter(&gate, 1).await.unwrap().refused(Some(SECOND * 3), "slow down").await;
+        sleep(SECOND * 3).await;
+        let probe = one.enter(&gate, 1).await.unwrap();
+        assert!(probe.is_probe());
+        for gates in [&one, &two] {
+            let away = gates.enter(&gate, 2).await.unwrap_err();
+            assert!(away.wait < SECOND * 2, "they come back soon: {away:?}");
+        }
+        drop(probe);
+        let probe = one.enter(&gate, 3).await.unwrap();
+        probe.taken(None).await;
+        assert!(!probe.is_probe() && !one.enter(&gate, 4).await.unwrap().is_probe());
+        assert!(!two.enter(&gate, 5).await.unwrap().is_probe(), "nobody is turned away by an old copy");
+        assert_eq!(remote.counts().1, 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_said_meanwhile_is_not_forgotten_by_an_older_answer() {
+        let (_, one, _, gate) = two_processes();
+        let pass = one.enter(&gate, 1).await.unwrap();
+        sleep(SECOND).await;
+        let look = async { one.enter(&gate, 2).await.is_ok() };
+        let refuse = async {
+            // The copy is asked for before this, and comes after it.
+            one.lock().note("p/m", Some(SECOND * 9), ("slow down", Finding::Refused));
+            sleep(Duration::from_millis(1)).await;
         };
-        let wait = wait.into_iter().chain(closed_for).max().unwrap_or(PROBE_WAIT);
-        spread(if wait > WAIT_MAX { PERSON_WAIT } else { wait })
+        tokio::join!(look, async {
+            sleep(Duration::from_millis(5)).await;
+            refuse.await;
+        });
+        assert!(!one.is_open(&gate));
+        drop(pass);
     }
 
-    /// The account is empty. `pause` is for gates that nobody can open.
-    pub(crate) async fn out_of_credit(&self, pause: Duration, reason: &str) -> Duration {
-        let closed_for = self.say(Finding::Quota, Some(pause), reason).await.unwrap_or(pause);
-        spread(if closed_for > WAIT_MAX { PERSON_WAIT } else { closed_for })
+    #[tokio::test(start_paused = true)]
+    async fn calls_go_on_while_the_gates_are_away() {
+        let (remote, one, _, gate) = two_processes();
+        remote.is_away.store(true, Ordering::Relaxed);
+        let pass = one.enter(&gate, 1).await.unwrap();
+        assert!(pass.refused(Some(SECOND * 5), "slow down").await >= SECOND * 5);
+        assert!(one.enter(&gate, 2).await.is_err(), "this process heeds it all the same");
+        let other = EndpointGate::new("p/other".to_owned());
+        assert!(one.enter(&other, 3).await.is_ok());
     }
 
-    /// The call failed, and it was the endpoint's fault.
-    pub(crate) async fn failed(&self, reason: &str) {
-        let is_broken = self.gate.breaker().failed(self.sent);
-        if is_broken || self.is_probe() {
-            self.say(Finding::Broken, None, reason).await;
+    #[tokio::test(start_paused = true)]
+    async fn five_failures_are_told_once() {
+        let (remote, one, _, gate) = two_processes();
+        for number in 1..=5 {
+            sleep(Duration::from_millis(1)).await;
+            let pass = one.enter(&gate, number).await.unwrap();
+            pass.failed("it broke").await;
         }
+        assert_eq!(remote.counts().1, 1);
+        let away = one.enter(&gate, 6).await.unwrap_err();
+        assert!(&*away.closed_by == "breaker" && away.wait > SECOND * 9, "{away:?}");
+        sleep(SECOND * 10).await;
+        one.enter(&gate, 7).await.unwrap().failed("it broke").await;
+        assert_eq!(remote.counts().1, 2, "a probe that fails is one too many");
+        assert!(one.enter(&gate, 8).await.unwrap_err().wait > SECOND * 19);
     }
 
-    async fn say(&self, finding: Finding, wait: Option<Duration>, reason: &str) -> Option<Duration> {
-        let closed_for = self.gates.report(self.gate, finding, wait, reason, self.sent).await;
-        self.probing.store(false, Ordering::Release);
-        closed_for
-    }
-
-    /// For how long it is closed, if it was closed after this call was sent and for as long as that.
-    fn covered(&self, wait: Duration) -> Option<Duration> {
-        let view = self.gates.lock();
-        let closed = view.closed.get(&self.gate.name).filter(|closed| closed.since >= self.sent)?;
-        let left = closed.until.saturating_duration_since(Instant::now());
-        (left + NEARLY >= wait).then_some(left)
-    }
-}
-
-impl Drop for Pass<'_> {
-    fn drop(&mut self) {
-        if self.ahead.load(Ordering::Acquire) {
-            self.gate.scout.lost();
-        }
-        if self.is_probe() {
-            self.gates.source.give_up_probe(&self.gate.name, self.job);
-            if let Some(closed) = self.gates.lock().closed.get_mut(&self.gate.name) {
-                closed.probed_until = None;
-            }
-        }
+    #[tokio::test(start_paused = true)]
+    async fn what_is_used_up_for_a_blink_closes_nothing() {
+        let (remote, one, _, gate) = two_processes();
+        let pass = one.enter(&gate, 1).await.unwrap();
+        pass.taken(Some(SECOND / 2)).await;
+        assert_eq!(remote.counts().1, 0);
+        pass.taken(Some(SECOND * 2)).await;
+        assert!(one.enter(&gate, 2).await.is_err());
     }
 }

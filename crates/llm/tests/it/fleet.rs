@@ -26,7 +26,7 @@ async fn engine(sims: &[&Sim], database: &TestDatabase) -> Engine {
     }
     text.push_str(&format!("[models.m]\nroute = [{}]\n", route.join(", ")));
     let engine = Engine::from_config(&Config::parse(&text, Path::new("")).unwrap()).unwrap();
-    engine.share(&queue(database)).await.unwrap()
+    engine.share(queue(database).database()).await.unwrap()
 }
 
 async fn ask(engine: &Engine) -> Result<String, (ErrorClass, String)> {
