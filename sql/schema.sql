@@ -1427,7 +1427,8 @@ begin
     s.requests_at := greatest(s.requests_at, now_at) + new_requests * 60.0 / most * interval '1 second';
   end if;
   if g.tokens_per_minute is not null then
-    s.tokens_at := greatest(s.tokens_at, now_at) + new_tokens * 60.0 / g.tokens_per_minute * interval '1 second';
+    -- Ten seconds are kept: what jobs give back because they used less is there for others.
+    s.tokens_at := greatest(coalesce(s.tokens_at, now_at), now_at - interval '10 seconds') + new_tokens * 60.0 / g.tokens_per_minute * interval '1 second';
   end if;
   -- What is older than a minute is forgotten.
   place := coalesce((select min(i) from generate_subscripts(s.seconds, 1) i where s.seconds[i] >= first), cardinality(s.seconds) + 1);
@@ -1679,9 +1680,11 @@ declare
   w posthouse.worker;
   ahead bigint;
   is_held boolean := false;
+  frank boolean := true;
 begin
   if session_user <> current_user then
     perform posthouse.check_job_login(job_id);
+    frank := posthouse.sees_all();
   end if;
   select * into j from posthouse.job x where x.id = job_id;
   if j.id is null then
@@ -1718,7 +1721,11 @@ begin
     until := j.run_at;
     return next;
   end if;
-  for reason, until in select h.reason, h.until from posthouse.held_by(j.lane_id, j.run_at > clock_timestamp()) h loop
+  -- What others used of a gate that a tenant shares with them is not for him. Of gates `tenant:…` a job passes its own only.
+  for reason, until in
+    select case when frank or h.reason ~ '^(the budget of )?gate tenant:' then h.reason else 'a gate that it shares with others holds it back' end, h.until
+    from posthouse.held_by(j.lane_id, j.run_at > clock_timestamp()) h
+  loop
     is_held := true;
     return next;
   end loop;
@@ -2680,7 +2687,7 @@ CREATE OR REPLACE FUNCTION posthouse.look_at_gates(gate_ids bigint[], members te
  SET plan_cache_mode TO 'force_generic_plan'
 AS $function$
 declare
-  n int := cardinality(gate_ids);
+  n int := coalesce(cardinality(gate_ids), 0);
   running int[];
   r record;
 begin
@@ -3630,6 +3637,7 @@ AS $function$
     ('redrive', 'owner', array['operate']),
     ('purge', 'owner', array['operate']),
     ('set_queue', 'owner', array['operate']),
+    ('set_fair_by', 'owner', array['operate']),
     ('set_tenant', 'owner', array['operate']),
     ('set_gate', 'owner', array['operate']),
     ('remove_gate', 'owner', array['operate']),
@@ -4151,7 +4159,7 @@ begin
       from posthouse.gates_of(lanes, insteads) g
       cross join lateral (
         select x.max_running from posthouse.gate x
-        where x.id = g.gate_id and (x.max_running is not null or x.tokens_per_minute is not null) offset 0) x) x
+        where x.id = g.gate_id and (num_nonnulls(x.max_running, x.tokens_per_minute) > 0 or x.requests_per_minute is not null and false = any(called)) offset 0) x) x
     join unnest(jobs) j on j.lane_id = lanes[x.place] and j.instead is not distinct from insteads[x.place]
     group by x.gate_id, x.member, x.max_running
   loop
@@ -4667,6 +4675,8 @@ begin
     return;
   end if;
   odd := insteads is not null;
+  gate_ids := coalesce(gate_ids, '{}');
+  whose := coalesce(whose, '{}');
   starts := array_fill(1, array[n]);
   stops := array_fill(0, array[n]);
   wanted := array_fill(0, array[coalesce(cardinality(gate_ids), 0)]);

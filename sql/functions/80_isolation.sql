@@ -75,6 +75,7 @@ as $$
     ('redrive', 'owner', array['operate']),
     ('purge', 'owner', array['operate']),
     ('set_queue', 'owner', array['operate']),
+    ('set_fair_by', 'owner', array['operate']),
     ('set_tenant', 'owner', array['operate']),
     ('set_gate', 'owner', array['operate']),
     ('remove_gate', 'owner', array['operate']),

@@ -26,7 +26,7 @@ const INTERNAL: &[&str] = &[
     "take_key check_job survey take_keys parse_jobs check_jobs check_tokens asked_gates",
     // 15_gates, 16_admit, 37_settle_gates, 38_admit_calls
     "estimate_tokens check_gate hold_gates check_gates gates_of gates_named wake_blocked wake_endpoint count_running below_at block_lanes book_gates counted free_gates gate_room gated_jobs
-     gates_open_at hold_counts is_held_back look_at_gates models_instead settle_gates take_gated take_gated_part true_up with_spent",
+     gates_open_at hold_counts is_held_back look_at_gates models_instead settle_gates take_gated take_gated_part make_shares wake_gate wake_missed weigh_lanes true_up with_spent",
     // 20_claim
     "lane_quotas take_jobs claimed_jobs next_priority oldest_lane claim_level rest_lane",
     // 30_settle
@@ -630,6 +630,35 @@ async fn what_listeners_hear_tells_nothing_of_a_tenant() {
         let told = text.contains("bolt") || text.contains("secret") || text.contains("\"job\"") || text.contains("q/k");
         assert!(!told, "{text}");
     }
+    world.end().await;
+}
+
+#[tokio::test]
+async fn explain_tells_a_tenant_nothing_of_what_others_use() {
+    let world = World::new(true).await;
+    let (acme, people, workers) =
+        (world.session("acme").await, world.session("people").await, world.session("workers").await);
+    workers.worker_of(&["q"], &["k"], 600_000).await;
+    let id = acme.enqueue("kind => 'k', queue => 'q', tenant => 'acme'").await;
+    people.run("select posthouse.close_gate('queue:q', reason => 'bolt floods it')").await;
+    let why = format!("select reason from posthouse.explain({id})");
+    assert_eq!(acme.list::<String>(&why).await, ["a gate that it shares with others holds it back"]);
+    assert!(
+        people
+            .get::<String>(&why)
+            .await
+            .contains("gate queue:q is closed by a person, until somebody opens it: bolt floods it")
+    );
+    people
+        .run("select posthouse.open_gate('queue:q'); select posthouse.close_gate('tenant:acme', reason => 'unpaid')")
+        .await;
+    assert!(
+        acme.get::<String>(&why)
+            .await
+            .contains("gate tenant:acme is closed by a person, until somebody opens it: unpaid")
+    );
+    assert_eq!(acme.count("posthouse.gates").await, 0);
+    assert_eq!(people.count("posthouse.gates").await, 2);
     world.end().await;
 }
 
