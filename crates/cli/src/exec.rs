@@ -1,7 +1,8 @@
 //! `--exec KIND='command'`: any program as the handler of a kind. One attempt runs `sh -c command` once.
 //!
 //! The payload comes on standard input; `POSTHOUSE_JOB_ID`, `POSTHOUSE_ATTEMPT`, `POSTHOUSE_MAX_ATTEMPTS`,
-//! `POSTHOUSE_KIND`, `POSTHOUSE_QUEUE`, `POSTHOUSE_TENANT` and `POSTHOUSE_FENCE` are in the environment. How it ends decides:
+//! `POSTHOUSE_KIND`, `POSTHOUSE_QUEUE`, `POSTHOUSE_TENANT` and `POSTHOUSE_FENCE` are in the environment, and `POSTHOUSE_MODEL` where a
+//! budget is spent and its gate names a model to use instead. How it ends decides:
 //!
 //! ```text
 //! exit 0            done; the last JSON on standard output is the result, else the text of it
@@ -62,7 +63,7 @@ const EXIT_NOT_NOW: i32 = 75;
 
 /// Runs the command for one attempt.
 pub(crate) async fn attempt(command: Arc<str>, payload: Box<RawValue>, context: Context) -> Outcome {
-    let environment = [
+    let mut environment = vec![
         ("POSTHOUSE_JOB_ID", context.job_id().to_string()),
         ("POSTHOUSE_ATTEMPT", context.attempt().to_string()),
         ("POSTHOUSE_MAX_ATTEMPTS", context.max_attempts().to_string()),
@@ -71,6 +72,7 @@ pub(crate) async fn attempt(command: Arc<str>, payload: Box<RawValue>, context: 
         ("POSTHOUSE_TENANT", context.tenant().to_owned()),
         ("POSTHOUSE_FENCE", context.fence().to_string()),
     ];
+    environment.extend(context.model_instead().map(|model| ("POSTHOUSE_MODEL", model.to_owned())));
     // A shutdown leaves the program its time; when that is over this future is dropped.
     let cancelled = async {
         if context.cancelled().await != CancelReason::User {
@@ -89,7 +91,7 @@ async fn run(
 ) -> Outcome {
     let mut shell = Command::new("sh");
     shell.args(["-c", GATE, "sh", command]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    shell.env_remove(STOP_AT_EOF);
+    shell.env_remove(STOP_AT_EOF).env_remove("POSTHOUSE_MODEL");
     for (name, value) in environment {
         // A NUL cannot be in an environment; it would fail the start.
         shell.env(name, value.replace('\0', "\u{fffd}"));

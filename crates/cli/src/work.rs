@@ -39,22 +39,22 @@ pub(crate) async fn run(args: Work, global: &Global) -> Result<ExitCode> {
     if engine.is_some() {
         allow_connections(args.concurrency.unwrap_or(CONCURRENCY));
     }
-    let known = known::Known::load(engine.as_ref(), config_file(&args))?;
-    let mut builder = builder(&args, engine, database.clone()).queues(&queues);
-    if let Some(alerts) = alerts {
-        builder = alerts.register(builder);
-        alerts.tell();
-    }
+    let known = known::Known::load(engine, config_file(&args))?;
     let json = global.json;
     let with_starts = global.verbose > 0;
     let opening = line::Opening {
-        queues,
+        queues: queues.clone(),
         kinds,
         concurrency: args.concurrency.unwrap_or(CONCURRENCY),
         lease_ms: args.lease_ms.unwrap_or(LEASE_MS),
     };
     print(&if json { opening.to_json() } else { opening.to_string() });
-    known.tell(&database).await?;
+    let engine = known.tell(&database).await?;
+    let mut builder = builder(&args, engine, database).queues(&queues);
+    if let Some(alerts) = alerts {
+        builder = alerts.register(builder);
+        alerts.tell();
+    }
     let told = builder.on_event(move |event| tell(event, json, with_starts)).run().await;
     // What is still being ended would otherwise be left to the watchdog.
     exec::wait_for_endings();

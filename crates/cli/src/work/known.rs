@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use posthouse::store::{Database, Store, schema_status};
 use posthouse_llm::config::gates::Gate;
-use posthouse_llm::{Config, Engine, KindGates};
+use posthouse_llm::{Config, Engine};
 
 use crate::failure::{Failure, Result};
 use crate::gate::Declared;
@@ -19,36 +19,35 @@ const AGAIN: Duration = Duration::from_secs(1);
 
 /// What there is to tell.
 pub(super) struct Known {
-    routes: Vec<(String, Vec<String>)>,
-    kinds: Vec<KindGates>,
+    engine: Option<Engine>,
     gates: BTreeMap<String, Gate>,
     /// Where the gates stand.
     file: PathBuf,
 }
 
 impl Known {
-    /// From the engine, and from the file that is its configuration.
-    pub(super) fn load(engine: Option<&Engine>, file: Option<PathBuf>) -> Result<Self> {
+    /// Of the engine, and of the file that is its configuration.
+    pub(super) fn load(engine: Option<Engine>, file: Option<PathBuf>) -> Result<Self> {
         let gates = match &file {
             Some(file) => Config::load(file).map_err(|error| Failure::new(error.to_string()))?.gates,
             None => BTreeMap::new(),
         };
-        Ok(Self {
-            routes: engine.map(Engine::routes).unwrap_or_default(),
-            kinds: engine.map(Engine::kind_gates).unwrap_or_default(),
-            gates,
-            file: file.unwrap_or_default(),
-        })
+        Ok(Self { engine, gates, file: file.unwrap_or_default() })
     }
 
-    /// Tells it, for as long as it takes: a database that is away is waited for, as the worker itself does.
-    pub(super) async fn tell(&self, database: &Database) -> Result<()> {
-        if self.routes.is_empty() && self.kinds.is_empty() && self.gates.is_empty() {
-            return Ok(());
+    /// Tells it, for as long as it takes: a database that is away is waited for, as the worker itself does. Answers with the engine,
+    /// whose endpoints are from then on open and closed for the whole fleet.
+    pub(super) async fn tell(self, database: &Database) -> Result<Option<Engine>> {
+        if self.engine.is_none() && self.gates.is_empty() {
+            return Ok(None);
         }
-        let store = database.clone().store("setup");
+        let store = database.store("setup");
         let mut is_waiting = false;
-        while let Err(refusal) = self.tell_now(database, &store).await {
+        loop {
+            let refusal = match self.tell_now(database, &store).await {
+                Ok(engine) => return Ok(engine),
+                Err(refusal) => refusal,
+            };
             if !refusal.error.is_transient() {
                 return Err(self.failure(refusal));
             }
@@ -58,24 +57,19 @@ impl Known {
             }
             tokio::time::sleep(AGAIN).await;
         }
-        Ok(())
     }
 
-    async fn tell_now(&self, database: &Database, store: &Store) -> Result<(), Refusal> {
+    async fn tell_now(&self, database: &Database, store: &Store) -> Result<Option<Engine>, Refusal> {
         let plain = Refusal::plain;
         schema_status(database).await.map_err(plain)?.check().map_err(plain)?;
-        for (model, endpoints) in &self.routes {
-            store.set_route(model, endpoints).await.map_err(|error| Refusal::of(format!("models.{model}"), error))?;
-        }
-        for kind in &self.kinds {
-            let most = kind.max_output_tokens.map(|n| u32::try_from(n).unwrap_or(u32::MAX));
-            let told = store.set_kind(&kind.kind, &kind.gates, most).await;
-            told.map_err(|error| Refusal::of(format!("kinds.{}", kind.kind), error))?;
-        }
+        let engine = match &self.engine {
+            Some(engine) => Some(engine.clone().share(database).await.map_err(plain)?),
+            None => None,
+        };
         let declared = Declared::look(store, &self.gates).await.map_err(plain)?;
         for name in &declared.missing {
             let set = store.set_gate(name, &self.gates[name].limits()).await;
-            set.map_err(|error| Refusal::of(format!("gates.{name}"), error))?;
+            set.map_err(|error| Refusal { key: Some(format!("gates.{name}")), error })?;
         }
         if !declared.different.is_empty() {
             output::note(format_args!(
@@ -84,7 +78,7 @@ impl Known {
                 clean(&declared.different.join(", ")),
             ));
         }
-        Ok(())
+        Ok(engine)
     }
 
     fn failure(&self, refusal: Refusal) -> Failure {
@@ -106,9 +100,5 @@ struct Refusal {
 impl Refusal {
     fn plain(error: posthouse::Error) -> Self {
         Self { key: None, error }
-    }
-
-    fn of(key: String, error: posthouse::Error) -> Self {
-        Self { key: Some(key), error }
     }
 }

@@ -8,6 +8,7 @@ mod bench_over_time;
 mod bench_shapes;
 mod demo;
 mod dev;
+mod gates;
 mod processes;
 mod prompts;
 mod receiver;
