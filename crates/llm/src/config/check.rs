@@ -28,6 +28,12 @@ impl Config {
             provider.check(&format!("providers.{name}"))?;
         }
         for (name, model) in &self.models {
+            if name.is_empty() || name.len() > 100 || name.chars().any(char::is_control) {
+                return Err(ConfigError::new(
+                    format!("models.{}", name.replace(char::is_control, "\u{FFFD}")),
+                    "no name for a model; use 1 to 100 bytes and no control characters",
+                ));
+            }
             model.check(name, &self.providers)?;
         }
         self.model_name(None)?;
@@ -312,6 +318,7 @@ mod tests {
                 "[providers.\"a/b\"]\nbase_url = \"http://x/v1\"".to_owned(),
                 "providers.a/b: no name for a provider; use 1 to 80 bytes, no slash",
             ),
+            (format!("{provider}[models.\"\"]\nprovider = \"a\""), "models.: no name for a model"),
             (format!("{model}hedge_after_ms = 0"), "models.m.hedge_after_ms: must be from 1 to 86400000"),
             (
                 format!("{provider}[models.m]\nroute = [{{ provider = \"a\", model = \"x\", first_token_ms = 0 }}]"),

@@ -229,6 +229,23 @@ async fn nothing_is_counted_as_sent_that_was_not() {
     assert_eq!(error.usage_json()["requests"], 0);
 }
 
+/// The file in the guide is one that works.
+#[test]
+fn the_guide_is_true() {
+    let guide = include_str!("../../../../docs/routes.md");
+    let toml = guide.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    let config = Config::parse(toml, Path::new("")).unwrap();
+    let engine = Engine::from_config_with(&config, &|_| Some("sk-0123456789".to_owned())).unwrap();
+    for (model, endpoints) in engine.routes() {
+        for endpoint in endpoints {
+            assert!(guide.contains(&format!("`{endpoint}`")), "{model} is asked at {endpoint}");
+        }
+    }
+    for word in ["first", "later_attempt", "next", "hedge", "context_length", "instead"] {
+        assert!(guide.contains(&format!("`{word}`")), "{word}");
+    }
+}
+
 #[test]
 fn the_database_is_told_models_by_all_their_names() {
     let text = "default_model = \"m\"\n[providers.p]\nbase_url = \"http://x/v1\"\ngate_by_key = true\napi_key_env = \"KEY\"\n\
