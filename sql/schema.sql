@@ -217,11 +217,12 @@ create table posthouse.lane (
   awake_until timestamp with time zone not null,
   naps integer not null default 0,
   gates text[] not null default '{}'::text[],
+  serial text not null default ''::text,
   blocked_by bigint,
   constraint lane_pkey PRIMARY KEY (id)
 ) with (fillfactor=70);
 CREATE INDEX lane_blocked ON posthouse.lane USING btree (blocked_by, ready_at) WHERE (blocked_by IS NOT NULL);
-CREATE INDEX lane_name ON posthouse.lane USING btree (queue, tenant, kind, priority, gates);
+CREATE INDEX lane_name ON posthouse.lane USING btree (queue, tenant, serial, kind, priority, gates);
 CREATE INDEX lane_ready ON posthouse.lane USING btree (queue, priority, id) INCLUDE (kind, ready_at) WHERE (ready_at < 'infinity'::timestamp with time zone);
 
 create table posthouse.lane_floor (
@@ -255,6 +256,7 @@ create table posthouse.queue (
   name text not null,
   retention interval,
   fair_by text not null default 'jobs'::text,
+  serial_by text,
   constraint queue_pkey PRIMARY KEY (name)
 );
 
@@ -378,6 +380,7 @@ declare
   asked posthouse.gate;
   now_at timestamptz;
   room record;
+  name text;
   inside boolean;
   probed bigint[] := '{}';            -- half-open gates: this call is the one that tries them
   begun int;
@@ -387,6 +390,15 @@ begin
   gates := posthouse.check_gates(gates);
   if (tokens between 0 and 1000000000) is not true then
     raise exception using errcode = 'PH001', message = format('tokens: %s is not between 0 and 1000000000', coalesce(tokens::text, 'null'));
+  end if;
+  -- A model's name where a gate's is meant would count nothing.
+  select n.n into name from unnest(gates) n
+  where strpos(n.n, ':') = 0 and not exists (select from posthouse.gate g where g.name = n.n)
+    and (exists (select from posthouse.gate g where g.name = 'model:' || n.n) or exists (select from posthouse.route r where r.model = n.n))
+  limit 1;
+  if found then
+    raise exception using errcode = 'PH001', message = format('gates: there is no gate %s, but a model of that name', quote_literal(name)),
+      hint = format('Write %s.', quote_literal('model:' || name));
   end if;
   perform pg_advisory_xact_lock_shared(1346912000, 4);
   -- The job before the gates, as settles do, so that none waits for the other.
@@ -412,7 +424,7 @@ begin
     if asked.probe_job = admit.id then
       asked.probe_until := null;
     end if;
-    inside := coalesce(admit.id = any((look.states[i]).job_ids), false);
+    inside := posthouse.counts_attempt(look.states[i], admit.id, admit.fence);
     room := posthouse.gate_room(asked, look.states[i], coalesce(cardinality((look.states[i]).job_ids), 0) - inside::int, now_at);
     if room.room <= 0 or (room.is_spent and asked.when_spent <> 'hold') then
       opens := greatest(opens, coalesce(room.until, now_at + case when room.is_spent then interval '1 hour' else interval '250 milliseconds' end));
@@ -435,7 +447,7 @@ begin
   insert into posthouse.gate_state
   select c.*
   from generate_subscripts(gate_ids, 1) i
-  cross join lateral (select coalesce(admit.id = any((look.states[i]).job_ids), false) as inside) x
+  cross join lateral (select posthouse.counts_attempt(look.states[i], admit.id, admit.fence) as inside) x
   cross join lateral posthouse.counted(look.gates[i], look.states[i], case when x.inside then '{}' else array[admit.id] end,
     case when x.inside then '{}' else array[admit.fence::int] end, 1, tokens, now_at, now_at) c;
   -- So that its end wakes whoever waits for its place.
@@ -454,6 +466,7 @@ declare
   whose text[];
   look record;
   now_at timestamptz;
+  admitted_at timestamptz;
 begin
   perform posthouse.check_isolation();
   if (used between 0 and 1000000000000) is not true or used = reserved then
@@ -471,12 +484,18 @@ begin
   perform posthouse.hold_counts(gate_ids, whose, true);
   now_at := clock_timestamp();
   select * into look from posthouse.look_at_gates(gate_ids, whose, array_fill(0, array[cardinality(gate_ids)]), now_at);
+  admitted_at := now_at - greatest(age_ms, 0) * interval '1 millisecond';
+  -- In the second in which it was counted, which is known but for what messages take: one before does no harm.
   insert into posthouse.gate_state
   select c.*
   from generate_subscripts(gate_ids, 1) i
-  cross join lateral posthouse.counted(look.gates[i], look.states[i], '{}', '{}', 0, used - reserved,
-    now_at - greatest(age_ms, 0) * interval '1 millisecond', now_at) c;
-  perform posthouse.notify_queue('*');
+  cross join lateral (
+    select to_timestamp(min(u.second)) as at from unnest((look.states[i]).seconds, (look.states[i]).tokens) u(second, tokens)
+    where u.second >= floor(extract(epoch from admitted_at)) - 1 and u.tokens >= reserved) u
+  cross join lateral posthouse.counted(look.gates[i], look.states[i], '{}', '{}', 0, used - reserved, coalesce(u.at, admitted_at), now_at) c;
+  if used < reserved then
+    perform posthouse.notify_queue('*');
+  end if;
 end $function$
 ;
 
@@ -1452,6 +1471,16 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.counts_attempt(s posthouse.gate_state, id bigint, fence bigint)
+ RETURNS boolean
+ LANGUAGE sql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+  select exists (select from unnest(s.job_ids, s.fences) u(id, fence) where u.id = counts_attempt.id and u.fence = counts_attempt.fence)
+$function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.done_outcomes(outcomes jsonb, OUT ids bigint[], OUT fences integer[], OUT results jsonb[], OUT usages jsonb[], OUT flags jsonb[])
  RETURNS record
  LANGUAGE plpgsql
@@ -1499,6 +1528,8 @@ declare
   lane_id bigint;
   housed boolean;                     -- whether there is a partition for it
   behind boolean;
+  serial_by text;
+  serial text := '';
   queued boolean := false;
   due timestamptz := '-infinity';
   long_ago timestamptz := clock_timestamp() - interval '3 seconds';     -- see posthouse.notify_lanes
@@ -1515,8 +1546,9 @@ begin
     end if;
   end if;
   new_id := nextval('posthouse.job_id_seq');
-  select l.id, l.behind, exists (select from posthouse.id_range r where r.upper > new_id and r.lower <= new_id)
-  into lane_id, behind, housed
+  select l.id, l.behind, exists (select from posthouse.id_range r where r.upper > new_id and r.lower <= new_id),
+    (select q.serial_by from posthouse.queue q where q.name = enqueue.queue)
+  into lane_id, behind, housed, serial_by
   from (select) one
   left join lateral (
     select l.id, case when alone then (
@@ -1527,8 +1559,12 @@ begin
         order by j.lane_id desc, j.run_at desc, j.id desc limit 1) end as behind
     from posthouse.lane l
     where l.queue = enqueue.queue and l.tenant = enqueue.tenant and l.kind = enqueue.kind and l.priority = enqueue.priority
-      and l.gates = asked
+      and l.gates = asked and l.serial = ''
     order by l.ready_at, l.id limit 1) l on true;
+  if serial_by is not null then
+    serial := posthouse.serial_value(enqueue.payload, serial_by);
+    lane_id := case when serial = '' then lane_id end;
+  end if;
   -- The names of a lane were checked when it was made.
   if lane_id is null or num_nonnulls(enqueue.delay, enqueue.run_at, enqueue.max_attempts, enqueue.timeout, enqueue.dedupe_key,
        enqueue.dedupe_for, enqueue.trace, enqueue.tokens) > 0 or (pg_column_size(enqueue.payload) <= 33554432) is not true then
@@ -1559,7 +1595,7 @@ begin
     queued := found;
   end if;
   if not queued then
-    lane_id := posthouse.lane_for(enqueue.queue, enqueue.priority, enqueue.tenant, enqueue.kind, asked, greatest(due, clock_timestamp()));
+    lane_id := posthouse.lane_for(enqueue.queue, enqueue.priority, enqueue.tenant, enqueue.kind, asked, serial, greatest(due, clock_timestamp()));
     insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, timeout_ms, keyed, tokens)
     values (new_id, lane_id, greatest(due, clock_timestamp()), clock_timestamp(), coalesce(enqueue.max_attempts, 5),
       extract(epoch from enqueue.timeout) * 1000, enqueue.dedupe_key is not null, enqueue.tokens);
@@ -1610,6 +1646,16 @@ begin
         else j.job end order by j.place)
     into jobs from jsonb_array_elements(jobs) with ordinality j(job, place);
   end if;
+  if exists (select from posthouse.queue q where q.serial_by is not null) then
+    -- What jobs share goes with them as a gate that nobody can ask for by name.
+    select jsonb_agg(case when s.value <> '' then j.job || jsonb_build_object('gates', coalesce(j.job -> 'gates', '[]') || to_jsonb(chr(31) || s.value))
+        else j.job end order by j.place)
+    into jobs
+    from jsonb_array_elements(jobs) with ordinality j(job, place)
+    cross join lateral (
+      select coalesce((select posthouse.serial_value(j.job -> 'payload', q.serial_by) from posthouse.queue q
+        where q.name = coalesce(j.job ->> 'queue', 'default') and q.serial_by is not null), '') as value) s;
+  end if;
   select s.* into seen from posthouse.survey(jobs, n) s;
   if session_user <> current_user then
     perform posthouse.check_enqueue(t, k) from unnest(seen.tenants, seen.kinds) x(t, k);
@@ -1629,7 +1675,7 @@ begin
   end if;
   for i in 1 .. cardinality(needed) loop
     lanes[i] := case when needed[i] then posthouse.lane_for(queues[i], seen.priorities[i], tenants[i], kinds[i],
-      coalesce(seen.gates[i]::text[], '{}'), greatest(seen.dues[i], clock_timestamp())) end;
+      coalesce(seen.gates[i]::text[], '{}'), coalesce(seen.serials[i], ''), greatest(seen.dues[i], clock_timestamp())) end;
   end loop;
   insert into posthouse.payload (id, payload, trace)
   select ids[x.ordinal], coalesce(x.payload, '{}'), x.trace
@@ -2146,9 +2192,9 @@ declare
 begin
   return query
     with l as materialized (
-      select u.place::int as place, l.queue, l.tenant, l.kind, l.gates, instead[u.place] as model
+      select u.place::int as place, l.queue, l.tenant, l.kind, l.gates, l.serial, instead[u.place] as model
       from unnest(lanes) with ordinality u(id, place)
-      cross join lateral (select l.queue, l.tenant, l.kind, l.gates from posthouse.lane l where l.id = u.id offset 0) l
+      cross join lateral (select l.queue, l.tenant, l.kind, l.gates, l.serial from posthouse.lane l where l.id = u.id offset 0) l
     ), alike as materialized (
       select d.queue, d.kind, d.gates, d.model, g.id, g.member
       from (select distinct l.queue, l.kind, l.gates, l.model from l) d
@@ -2171,7 +2217,11 @@ begin
       from posthouse.gate g where g.name = 'tenant:' || l.tenant offset 0) own on true
     cross join lateral (
       select own.id, '' as member where own.id is not null
-      union all select each_tenant, l.tenant where each_tenant is not null and coalesce(own.limits, 0) = 0) g;
+      union all select each_tenant, l.tenant where each_tenant is not null and coalesce(own.limits, 0) = 0) g
+    union all
+    select l.place, g.id, l.tenant || chr(31) || l.serial
+    from l cross join lateral (select g.id from posthouse.gate g where g.name = 'serial:' || l.queue offset 0) g
+    where l.serial <> '';
 end $function$
 ;
 
@@ -2182,6 +2232,7 @@ CREATE OR REPLACE FUNCTION posthouse.gates_open_at(lane_id bigint)
 AS $function$
 declare
   look record;
+  n record;
   opens timestamptz := '-infinity';
   gate_ids bigint[];
   whose text[];
@@ -2192,7 +2243,12 @@ begin
   end if;
   select * into look from posthouse.look_at_gates(gate_ids, whose, array_fill(1, array[cardinality(gate_ids)]), clock_timestamp());
   for i in 1 .. cardinality(look.rooms) loop
-    if look.rooms[i] <= 0 then
+    if (look.gates[i]).name like 'serial:%' then
+      n := posthouse.serial_next(lane_id, look.states[i], clock_timestamp());
+      if n.job_id is null then
+        opens := greatest(opens, coalesce(n.until, 'infinity'));
+      end if;
+    elsif look.rooms[i] <= 0 then
       opens := greatest(opens, coalesce(look.untils[i], 'infinity'));
     end if;
   end loop;
@@ -2604,7 +2660,7 @@ begin
 end $function$
 ;
 
-CREATE OR REPLACE FUNCTION posthouse.lane_for(queue text, priority integer, tenant text, kind text, gates text[], due timestamp with time zone)
+CREATE OR REPLACE FUNCTION posthouse.lane_for(queue text, priority integer, tenant text, kind text, gates text[], serial text, due timestamp with time zone)
  RETURNS bigint
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
@@ -2616,13 +2672,13 @@ declare
 begin
   select l.id into lane_id from posthouse.lane l
   where l.queue = lane_for.queue and l.tenant = lane_for.tenant and l.kind = lane_for.kind and l.priority = lane_for.priority
-    and l.gates = lane_for.gates
+    and l.gates = lane_for.gates and l.serial = lane_for.serial
   order by l.ready_at, l.id limit 1;
   if found then
     return posthouse.wake_lane(lane_id, due);
   end if;
-  insert into posthouse.lane (queue, priority, tenant, kind, gates, ready_at, awake_until)
-  values (lane_for.queue, lane_for.priority, lane_for.tenant, lane_for.kind, lane_for.gates, due,
+  insert into posthouse.lane (queue, priority, tenant, kind, gates, serial, ready_at, awake_until)
+  values (lane_for.queue, lane_for.priority, lane_for.tenant, lane_for.kind, lane_for.gates, lane_for.serial, due,
           greatest(clock_timestamp(), due) + interval '10 seconds')
   returning lane.id into lane_id;
   perform posthouse.hold_lane(lane_id);
@@ -2699,7 +2755,7 @@ begin
   from unnest(gate_ids, members, wanted) u(gate_id, member, wanted)
   cross join lateral (
     select x as whole, x.max_running, x.tokens_per_minute,
-      num_nonnulls(x.requests_per_minute, x.tokens_per_minute, x.money_per_day, x.money_per_month, x.closed_at, x.opened_at) = 0 as plain
+      num_nonnulls(x.requests_per_minute, x.tokens_per_minute, x.money_per_day, x.money_per_month, x.closed_at, x.opened_at) = 0 and x.name not like 'serial:%' as plain
     from posthouse.gate x where x.id = u.gate_id offset 0) g
   cross join lateral (
     select n.seq, n.seconds, n.requests, n.tokens, n.requests_at, n.tokens_at, n.month, n.day, n.spent_day, n.spent_month,
@@ -2713,7 +2769,7 @@ begin
       select true as looked, array_agg(y.id) as ids, array_agg(y.fence) as fences
       from unnest(n.job_ids, n.fences) y(id, fence)
       cross join lateral (select j.state, j.fence from posthouse.job j where j.id = y.id offset 0) j
-      where cardinality(n.job_ids) + u.wanted > g.max_running and j.state = 'running' and j.fence = y.fence
+      where cardinality(n.job_ids) + u.wanted > g.max_running and (j.state = 'running' or (g.whole).name like 'serial:%') and j.fence = y.fence
       having cardinality(n.job_ids) + u.wanted > g.max_running) c on true) s;
   untils := array_fill(null::timestamptz, array[n]);
   probes := array_fill(false, array[n]);
@@ -3065,7 +3121,7 @@ AS $function$
     coalesce(x.tenant, 'default'), coalesce(x.priority, 0), x.delay_ms * interval '1 millisecond', x.run_at,
     coalesce(x.run_at, clock_timestamp() + greatest(x.delay_ms, 0) * interval '1 millisecond', '-infinity'), coalesce(x.max_attempts, 5),
     x.timeout_ms * interval '1 millisecond', x.dedupe_key, x.dedupe_for_ms * interval '1 millisecond', x.trace,
-    coalesce(x.gates, '{}'), x.tokens
+    case when x.gates is null then '{}' else array(select g from unnest(x.gates) g where g not like chr(31) || '%') end, x.tokens
   from jsonb_to_recordset(jobs) x(kind text, payload jsonb, queue text, tenant text, priority int, delay_ms float8,
     run_at timestamptz, max_attempts int, timeout_ms float8, dedupe_key text, dedupe_for_ms float8, trace jsonb, gates text[], tokens int)
 $function$
@@ -3777,6 +3833,62 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.serial_next(lane_id bigint, s posthouse.gate_state, due timestamp with time zone, OUT job_id bigint, OUT until timestamp with time zone)
+ RETURNS record
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
+AS $function$
+declare
+  j posthouse.job;
+begin
+  select x.* into j
+  from unnest(s.job_ids, s.fences) u(id, fence)
+  cross join lateral (select x.* from posthouse.job x where x.id = u.id offset 0) x
+  where x.fence = u.fence
+  limit 1;
+  if j.id is not null then
+    if j.state = 'queued' and j.run_at <= due and j.lane_id = serial_next.lane_id then
+      job_id := j.id;
+    elsif j.state = 'queued' then
+      until := case when j.run_at > due then j.run_at else due + interval '1 second' end;
+    end if;
+    return;
+  end if;
+  select x.id, x.lane_id into job_id, j.lane_id
+  from posthouse.lane l
+  join posthouse.lane k on k.queue = l.queue and k.tenant = l.tenant and k.serial = l.serial
+  cross join lateral (
+    select x.id, x.lane_id, x.run_at from posthouse.job x
+    where x.lane_id = k.id and x.state = 'queued' and x.run_at <= due
+      and x.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = k.id
+                                order by f.floor_at desc limit 1), '-infinity')
+    order by x.lane_id, x.run_at, x.id limit 1) x
+  where l.id = serial_next.lane_id
+  order by x.run_at, x.id limit 1;
+  if j.lane_id <> serial_next.lane_id then
+    job_id := null;
+    until := due + interval '1 second';
+  end if;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.serial_value(payload jsonb, field text)
+ RETURNS text
+ LANGUAGE plpgsql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  value text := case when jsonb_typeof(payload) = 'object' then payload ->> field end;
+begin
+  return case when value is null then '' when octet_length(value) <= 200 then value else md5(value) end;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.set_alert(kind text, enabled boolean DEFAULT NULL::boolean, quiet interval DEFAULT NULL::interval, after interval DEFAULT NULL::interval, queue text DEFAULT NULL::text)
  RETURNS void
  LANGUAGE plpgsql
@@ -3940,6 +4052,25 @@ begin
   insert into posthouse.route (model, endpoints) values (set_route.model, set_route.endpoints)
   on conflict on constraint route_pkey do update set endpoints = excluded.endpoints;
   perform posthouse.wake_blocked(g.id, null, 1000000) from posthouse.gate g where g.name >= 'endpoint:' and g.name < 'endpoint;';
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.set_serial_by(queue text, field text)
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+  perform posthouse.check_name('queue', queue);
+  if field is not null then
+    perform posthouse.check_name('field', field);
+  end if;
+  perform posthouse.hold_gates();
+  insert into posthouse.queue (name, serial_by) values (set_serial_by.queue, set_serial_by.field)
+  on conflict on constraint queue_pkey do update set serial_by = excluded.serial_by;
+  if field is not null then
+    insert into posthouse.gate (name, max_running) values ('serial:' || set_serial_by.queue, 1) on conflict do nothing;
+  end if;
 end $function$
 ;
 
@@ -4420,7 +4551,7 @@ begin
 end $function$
 ;
 
-CREATE OR REPLACE FUNCTION posthouse.survey(jobs jsonb, n integer, OUT queues text[], OUT tenants text[], OUT kinds text[], OUT priorities integer[], OUT gates text[], OUT dues timestamp with time zone[], OUT line_of integer[], OUT keyed boolean, OUT plain boolean)
+CREATE OR REPLACE FUNCTION posthouse.survey(jobs jsonb, n integer, OUT queues text[], OUT tenants text[], OUT kinds text[], OUT priorities integer[], OUT gates text[], OUT serials text[], OUT dues timestamp with time zone[], OUT line_of integer[], OUT keyed boolean, OUT plain boolean)
  RETURNS record
  LANGUAGE plpgsql
  STABLE
@@ -4454,7 +4585,9 @@ begin
       tenants := tenants || r.tenant;
       kinds := kinds || r.kind;
       priorities := priorities || r.priority;
-      gates := gates || case when r.gates is not null then posthouse.check_gates(r.gates)::text end;
+      serials := serials || (select max(substr(g, 2)) from unnest(r.gates) g where g like chr(31) || '%');
+      gates := gates || case when r.gates is not null then
+        posthouse.check_gates(array(select g from unnest(r.gates) g where g not like chr(31) || '%'))::text end;
       dues := dues || '-infinity'::timestamptz;
       keyed := keyed or r.keyed;
       plain := plain and not r.extras;
@@ -4632,6 +4765,9 @@ declare
   are_spent boolean[];
   odd boolean;                        -- some gate is not plain
   locked boolean := false;
+  the_one bigint[] := array_fill(null::bigint, array[n]); -- the one job that a lane may give
+  next_one record;
+  held_up int[] := '{}';              -- pairs of lanes that may not give any, and the gate
   i int;
   ahead float8[];                     -- of gates that weigh tokens: see posthouse.gate_room
   sums bigint[];
@@ -4718,6 +4854,19 @@ begin
       if are_spent[i] and (gates[i]).when_spent = 'fail' then
         spent[places[p]] := i;
       end if;
+      if (gates[i]).name like 'serial:%' then
+        next_one := posthouse.serial_next(lanes[places[p]], states[i], due);
+        the_one[places[p]] := next_one.job_id;
+        until_when[i] := next_one.until;
+        if next_one.job_id is null then
+          over[places[p]] := true;
+          held_up := array_append(held_up, p);
+        else
+          quotas[places[p]] := 1;
+          rooms[i] := 1;
+          first_rooms[i] := 1;
+        end if;
+      end if;
     end if;
   end loop;
   loop
@@ -4750,7 +4899,17 @@ begin
           and x.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = v.lane_id
                                     order by f.floor_at desc limit 1), '-infinity')
         order by x.lane_id, x.run_at, x.id limit v.quota for update of x skip locked) x
-      where v.quota > 0) t;
+      where v.quota > 0 and the_one[v.position] is null) t;
+    for f in 1 .. n loop
+      if odd and limits[f] > 0 and the_one[f] is not null then
+        select x.* into j from posthouse.job x
+        where x.id = the_one[f] and x.lane_id = lanes[f] and x.state = 'queued' and x.run_at <= due for update skip locked;
+        if j.id is not null then
+          found := array_append(found, j);
+          found_places := array_append(found_places, f);
+        end if;
+      end if;
+    end loop;
     if not odd and found is not null then
       foreach place in array found_places loop
         limits[place] := limits[place] - 1;
@@ -4837,6 +4996,13 @@ begin
         exit;
       end if;
     end loop;
+  end loop;
+  for f in 1 .. cardinality(held_up) loop
+    i := insts[held_up[f]];
+    blocked := array_append(blocked, lanes[places[held_up[f]]]);
+    blockers := array_append(blockers, gate_ids[i]);
+    members := array_append(members, whose[i]);
+    untils := array_append(untils, until_when[i]);
   end loop;
   if ids = '{}' then
     return;
@@ -5268,7 +5434,7 @@ begin
   where l.id = any(array(
     select x.id from posthouse.lane x
     where x.blocked_by = wake_blocked.gate_id
-      and (coalesce(member, '') = '' or member in (x.tenant, x.queue) or 'model:' || member = any(x.gates)
+      and (coalesce(member, '') = '' or member in (x.tenant, x.queue, x.tenant || chr(31) || x.serial) or 'model:' || member = any(x.gates)
            or exists (select from posthouse.kind k where k.name = x.kind and 'model:' || member = any(k.gates)))
     order by x.blocked_by, x.ready_at limit most for no key update skip locked));
   get diagnostics woken = row_count;
@@ -5344,6 +5510,7 @@ begin
   where lane.id = (
     select x.id from posthouse.lane x
     where x.queue = l.queue and x.tenant = l.tenant and x.kind = l.kind and x.priority = l.priority and x.gates = l.gates
+      and x.serial = l.serial
     order by x.id <> lane_id, x.id limit 1 for no key update skip locked)
   returning lane.id into woken;
   if found then
@@ -5352,8 +5519,8 @@ begin
     end if;
     return woken;
   end if;
-  insert into posthouse.lane (queue, priority, tenant, kind, gates, ready_at, awake_until)
-  values (l.queue, l.priority, l.tenant, l.kind, l.gates, due, greatest(clock_timestamp(), due) + interval '10 seconds')
+  insert into posthouse.lane (queue, priority, tenant, kind, gates, serial, ready_at, awake_until)
+  values (l.queue, l.priority, l.tenant, l.kind, l.gates, l.serial, due, greatest(clock_timestamp(), due) + interval '10 seconds')
   returning lane.id into lane_id;
   perform posthouse.hold_lane(lane_id);
   return lane_id;
@@ -5827,7 +5994,9 @@ create view posthouse.queue_health as
 
 create view posthouse.queues as
  SELECT n.name AS queue,
-    q.retention
+    q.retention,
+    COALESCE(q.fair_by, 'jobs'::text) AS fair_by,
+    q.serial_by
    FROM ( SELECT l.queue AS name
            FROM posthouse.lane l
         UNION

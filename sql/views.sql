@@ -30,7 +30,7 @@ create or replace view posthouse.jobs as
 
 -- Every queue that has had jobs or settings, with its settings.
 create or replace view posthouse.queues as
-  select n.name as queue, q.retention
+  select n.name as queue, q.retention, coalesce(q.fair_by, 'jobs') as fair_by, q.serial_by
   from (select l.queue as name from posthouse.lane l union select q.name from posthouse.queue q) n
   left join posthouse.queue q on q.name = n.name;
 

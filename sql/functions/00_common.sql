@@ -172,6 +172,7 @@ begin
   where lane.id = (
     select x.id from posthouse.lane x
     where x.queue = l.queue and x.tenant = l.tenant and x.kind = l.kind and x.priority = l.priority and x.gates = l.gates
+      and x.serial = l.serial
     order by x.id <> lane_id, x.id limit 1 for no key update skip locked)
   returning lane.id into woken;
   if found then
@@ -180,15 +181,15 @@ begin
     end if;
     return woken;
   end if;
-  insert into posthouse.lane (queue, priority, tenant, kind, gates, ready_at, awake_until)
-  values (l.queue, l.priority, l.tenant, l.kind, l.gates, due, greatest(clock_timestamp(), due) + interval '10 seconds')
+  insert into posthouse.lane (queue, priority, tenant, kind, gates, serial, ready_at, awake_until)
+  values (l.queue, l.priority, l.tenant, l.kind, l.gates, l.serial, due, greatest(clock_timestamp(), due) + interval '10 seconds')
   returning lane.id into lane_id;
   perform posthouse.hold_lane(lane_id);
   return lane_id;
 end $$;
 
 -- The lane for a job with these names that is due at `due`, awake.
-create or replace function posthouse.lane_for(queue text, priority int, tenant text, kind text, gates text[], due timestamptz) returns bigint
+create or replace function posthouse.lane_for(queue text, priority int, tenant text, kind text, gates text[], serial text, due timestamptz) returns bigint
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -199,13 +200,13 @@ declare
 begin
   select l.id into lane_id from posthouse.lane l
   where l.queue = lane_for.queue and l.tenant = lane_for.tenant and l.kind = lane_for.kind and l.priority = lane_for.priority
-    and l.gates = lane_for.gates
+    and l.gates = lane_for.gates and l.serial = lane_for.serial
   order by l.ready_at, l.id limit 1;
   if found then
     return posthouse.wake_lane(lane_id, due);
   end if;
-  insert into posthouse.lane (queue, priority, tenant, kind, gates, ready_at, awake_until)
-  values (lane_for.queue, lane_for.priority, lane_for.tenant, lane_for.kind, lane_for.gates, due,
+  insert into posthouse.lane (queue, priority, tenant, kind, gates, serial, ready_at, awake_until)
+  values (lane_for.queue, lane_for.priority, lane_for.tenant, lane_for.kind, lane_for.gates, lane_for.serial, due,
           greatest(clock_timestamp(), due) + interval '10 seconds')
   returning lane.id into lane_id;
   perform posthouse.hold_lane(lane_id);

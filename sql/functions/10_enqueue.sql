@@ -143,6 +143,17 @@ begin
   return posthouse.check_gates(gates);
 end $$;
 
+-- What the jobs of a queue that runs them one by one share: a field of the payload, of at most 200 bytes (else its hash).
+create or replace function posthouse.serial_value(payload jsonb, field text) returns text
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  value text := case when jsonb_typeof(payload) = 'object' then payload ->> field end;
+begin
+  return case when value is null then '' when octet_length(value) <= 200 then value else md5(value) end;
+end $$;
+
 -- Enqueue one job. `duplicate`: the dedupe key was held, `id` is the job that stands for it, nothing was enqueued.
 create or replace function posthouse.enqueue(
   kind text,
@@ -173,6 +184,8 @@ declare
   lane_id bigint;
   housed boolean;                     -- whether there is a partition for it
   behind boolean;
+  serial_by text;
+  serial text := '';
   queued boolean := false;
   due timestamptz := '-infinity';
   long_ago timestamptz := clock_timestamp() - interval '3 seconds';     -- see posthouse.notify_lanes
@@ -189,8 +202,9 @@ begin
     end if;
   end if;
   new_id := nextval('posthouse.job_id_seq');
-  select l.id, l.behind, exists (select from posthouse.id_range r where r.upper > new_id and r.lower <= new_id)
-  into lane_id, behind, housed
+  select l.id, l.behind, exists (select from posthouse.id_range r where r.upper > new_id and r.lower <= new_id),
+    (select q.serial_by from posthouse.queue q where q.name = enqueue.queue)
+  into lane_id, behind, housed, serial_by
   from (select) one
   left join lateral (
     select l.id, case when alone then (
@@ -201,8 +215,12 @@ begin
         order by j.lane_id desc, j.run_at desc, j.id desc limit 1) end as behind
     from posthouse.lane l
     where l.queue = enqueue.queue and l.tenant = enqueue.tenant and l.kind = enqueue.kind and l.priority = enqueue.priority
-      and l.gates = asked
+      and l.gates = asked and l.serial = ''
     order by l.ready_at, l.id limit 1) l on true;
+  if serial_by is not null then
+    serial := posthouse.serial_value(enqueue.payload, serial_by);
+    lane_id := case when serial = '' then lane_id end;
+  end if;
   -- The names of a lane were checked when it was made.
   if lane_id is null or num_nonnulls(enqueue.delay, enqueue.run_at, enqueue.max_attempts, enqueue.timeout, enqueue.dedupe_key,
        enqueue.dedupe_for, enqueue.trace, enqueue.tokens) > 0 or (pg_column_size(enqueue.payload) <= 33554432) is not true then
@@ -233,7 +251,7 @@ begin
     queued := found;
   end if;
   if not queued then
-    lane_id := posthouse.lane_for(enqueue.queue, enqueue.priority, enqueue.tenant, enqueue.kind, asked, greatest(due, clock_timestamp()));
+    lane_id := posthouse.lane_for(enqueue.queue, enqueue.priority, enqueue.tenant, enqueue.kind, asked, serial, greatest(due, clock_timestamp()));
     insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, timeout_ms, keyed, tokens)
     values (new_id, lane_id, greatest(due, clock_timestamp()), clock_timestamp(), coalesce(enqueue.max_attempts, 5),
       extract(epoch from enqueue.timeout) * 1000, enqueue.dedupe_key is not null, enqueue.tokens);
@@ -285,6 +303,16 @@ begin
         else j.job end order by j.place)
     into jobs from jsonb_array_elements(jobs) with ordinality j(job, place);
   end if;
+  if exists (select from posthouse.queue q where q.serial_by is not null) then
+    -- What jobs share goes with them as a gate that nobody can ask for by name.
+    select jsonb_agg(case when s.value <> '' then j.job || jsonb_build_object('gates', coalesce(j.job -> 'gates', '[]') || to_jsonb(chr(31) || s.value))
+        else j.job end order by j.place)
+    into jobs
+    from jsonb_array_elements(jobs) with ordinality j(job, place)
+    cross join lateral (
+      select coalesce((select posthouse.serial_value(j.job -> 'payload', q.serial_by) from posthouse.queue q
+        where q.name = coalesce(j.job ->> 'queue', 'default') and q.serial_by is not null), '') as value) s;
+  end if;
   select s.* into seen from posthouse.survey(jobs, n) s;
   if session_user <> current_user then
     perform posthouse.check_enqueue(t, k) from unnest(seen.tenants, seen.kinds) x(t, k);
@@ -304,7 +332,7 @@ begin
   end if;
   for i in 1 .. cardinality(needed) loop
     lanes[i] := case when needed[i] then posthouse.lane_for(queues[i], seen.priorities[i], tenants[i], kinds[i],
-      coalesce(seen.gates[i]::text[], '{}'), greatest(seen.dues[i], clock_timestamp())) end;
+      coalesce(seen.gates[i]::text[], '{}'), coalesce(seen.serials[i], ''), greatest(seen.dues[i], clock_timestamp())) end;
   end loop;
   insert into posthouse.payload (id, payload, trace)
   select ids[x.ordinal], coalesce(x.payload, '{}'), x.trace
@@ -329,7 +357,7 @@ end $$;
 -- What is in an array of jobs: the lanes they need, which job needs which, whether some have dedupe keys, and whether all are
 -- plain (nothing set but names, priority and payload). Raises PH001 for what cannot be enqueued.
 create or replace function posthouse.survey(jobs jsonb, n int, out queues text[], out tenants text[], out kinds text[],
-  out priorities int[], out gates text[], out dues timestamptz[], out line_of int[], out keyed boolean, out plain boolean)
+  out priorities int[], out gates text[], out serials text[], out dues timestamptz[], out line_of int[], out keyed boolean, out plain boolean)
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -361,7 +389,9 @@ begin
       tenants := tenants || r.tenant;
       kinds := kinds || r.kind;
       priorities := priorities || r.priority;
-      gates := gates || case when r.gates is not null then posthouse.check_gates(r.gates)::text end;
+      serials := serials || (select max(substr(g, 2)) from unnest(r.gates) g where g like chr(31) || '%');
+      gates := gates || case when r.gates is not null then
+        posthouse.check_gates(array(select g from unnest(r.gates) g where g not like chr(31) || '%'))::text end;
       dues := dues || '-infinity'::timestamptz;
       keyed := keyed or r.keyed;
       plain := plain and not r.extras;
@@ -425,7 +455,7 @@ as $$
     coalesce(x.tenant, 'default'), coalesce(x.priority, 0), x.delay_ms * interval '1 millisecond', x.run_at,
     coalesce(x.run_at, clock_timestamp() + greatest(x.delay_ms, 0) * interval '1 millisecond', '-infinity'), coalesce(x.max_attempts, 5),
     x.timeout_ms * interval '1 millisecond', x.dedupe_key, x.dedupe_for_ms * interval '1 millisecond', x.trace,
-    coalesce(x.gates, '{}'), x.tokens
+    case when x.gates is null then '{}' else array(select g from unnest(x.gates) g where g not like chr(31) || '%') end, x.tokens
   from jsonb_to_recordset(jobs) x(kind text, payload jsonb, queue text, tenant text, priority int, delay_ms float8,
     run_at timestamptz, max_attempts int, timeout_ms float8, dedupe_key text, dedupe_for_ms float8, trace jsonb, gates text[], tokens int)
 $$;

@@ -219,6 +219,68 @@ begin
   perform posthouse.make_shares();
 end $$;
 
+-- Let the jobs of a queue that share a field of their payload run one at a time, in the order in which they were enqueued, across retries
+-- and rescue: the next one begins when the one before is done, failed or cancelled. null: as it comes. It counts for jobs that are
+-- enqueued from now on; jobs without the field are not held up.
+create or replace function posthouse.set_serial_by(queue text, field text) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform posthouse.check_name('queue', queue);
+  if field is not null then
+    perform posthouse.check_name('field', field);
+  end if;
+  perform posthouse.hold_gates();
+  insert into posthouse.queue (name, serial_by) values (set_serial_by.queue, set_serial_by.field)
+  on conflict on constraint queue_pkey do update set serial_by = excluded.serial_by;
+  if field is not null then
+    insert into posthouse.gate (name, max_running) values ('serial:' || set_serial_by.queue, 1) on conflict do nothing;
+  end if;
+end $$;
+
+-- Which job of a lane may run next where jobs run one at a time: the one that began and is not final, else the oldest due one of
+-- all lanes with the same names and value. null: none of this lane, until then (null: until another one ends).
+create or replace function posthouse.serial_next(lane_id bigint, s posthouse.gate_state, due timestamptz, out job_id bigint, out until timestamptz)
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+  j posthouse.job;
+begin
+  select x.* into j
+  from unnest(s.job_ids, s.fences) u(id, fence)
+  cross join lateral (select x.* from posthouse.job x where x.id = u.id offset 0) x
+  where x.fence = u.fence
+  limit 1;
+  if j.id is not null then
+    if j.state = 'queued' and j.run_at <= due and j.lane_id = serial_next.lane_id then
+      job_id := j.id;
+    elsif j.state = 'queued' then
+      until := case when j.run_at > due then j.run_at else due + interval '1 second' end;
+    end if;
+    return;
+  end if;
+  select x.id, x.lane_id into job_id, j.lane_id
+  from posthouse.lane l
+  join posthouse.lane k on k.queue = l.queue and k.tenant = l.tenant and k.serial = l.serial
+  cross join lateral (
+    select x.id, x.lane_id, x.run_at from posthouse.job x
+    where x.lane_id = k.id and x.state = 'queued' and x.run_at <= due
+      and x.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = k.id
+                                order by f.floor_at desc limit 1), '-infinity')
+    order by x.lane_id, x.run_at, x.id limit 1) x
+  where l.id = serial_next.lane_id
+  order by x.run_at, x.id limit 1;
+  if j.lane_id <> serial_next.lane_id then
+    job_id := null;
+    until := due + interval '1 second';
+  end if;
+end $$;
+
 -- Work out the shares of tenants that are not all alike: of their weights, and of the tokens that a job of theirs used on average
 -- yesterday and today where a queue is fair by tokens.
 create or replace function posthouse.make_shares() returns void
@@ -293,9 +355,9 @@ declare
 begin
   return query
     with l as materialized (
-      select u.place::int as place, l.queue, l.tenant, l.kind, l.gates, instead[u.place] as model
+      select u.place::int as place, l.queue, l.tenant, l.kind, l.gates, l.serial, instead[u.place] as model
       from unnest(lanes) with ordinality u(id, place)
-      cross join lateral (select l.queue, l.tenant, l.kind, l.gates from posthouse.lane l where l.id = u.id offset 0) l
+      cross join lateral (select l.queue, l.tenant, l.kind, l.gates, l.serial from posthouse.lane l where l.id = u.id offset 0) l
     ), alike as materialized (
       select d.queue, d.kind, d.gates, d.model, g.id, g.member
       from (select distinct l.queue, l.kind, l.gates, l.model from l) d
@@ -318,7 +380,11 @@ begin
       from posthouse.gate g where g.name = 'tenant:' || l.tenant offset 0) own on true
     cross join lateral (
       select own.id, '' as member where own.id is not null
-      union all select each_tenant, l.tenant where each_tenant is not null and coalesce(own.limits, 0) = 0) g;
+      union all select each_tenant, l.tenant where each_tenant is not null and coalesce(own.limits, 0) = 0) g
+    union all
+    select l.place, g.id, l.tenant || chr(31) || l.serial
+    from l cross join lateral (select g.id from posthouse.gate g where g.name = 'serial:' || l.queue offset 0) g
+    where l.serial <> '';
 end $$;
 
 -- The gates that hold for a name: its own, the one for each where its own sets no limits, and that of the endpoint by which a
@@ -483,7 +549,7 @@ begin
   where l.id = any(array(
     select x.id from posthouse.lane x
     where x.blocked_by = wake_blocked.gate_id
-      and (coalesce(member, '') = '' or member in (x.tenant, x.queue) or 'model:' || member = any(x.gates)
+      and (coalesce(member, '') = '' or member in (x.tenant, x.queue, x.tenant || chr(31) || x.serial) or 'model:' || member = any(x.gates)
            or exists (select from posthouse.kind k where k.name = x.kind and 'model:' || member = any(k.gates)))
     order by x.blocked_by, x.ready_at limit most for no key update skip locked));
   get diagnostics woken = row_count;

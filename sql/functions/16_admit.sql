@@ -209,7 +209,7 @@ begin
   from unnest(gate_ids, members, wanted) u(gate_id, member, wanted)
   cross join lateral (
     select x as whole, x.max_running, x.tokens_per_minute,
-      num_nonnulls(x.requests_per_minute, x.tokens_per_minute, x.money_per_day, x.money_per_month, x.closed_at, x.opened_at) = 0 as plain
+      num_nonnulls(x.requests_per_minute, x.tokens_per_minute, x.money_per_day, x.money_per_month, x.closed_at, x.opened_at) = 0 and x.name not like 'serial:%' as plain
     from posthouse.gate x where x.id = u.gate_id offset 0) g
   cross join lateral (
     select n.seq, n.seconds, n.requests, n.tokens, n.requests_at, n.tokens_at, n.month, n.day, n.spent_day, n.spent_month,
@@ -223,7 +223,7 @@ begin
       select true as looked, array_agg(y.id) as ids, array_agg(y.fence) as fences
       from unnest(n.job_ids, n.fences) y(id, fence)
       cross join lateral (select j.state, j.fence from posthouse.job j where j.id = y.id offset 0) j
-      where cardinality(n.job_ids) + u.wanted > g.max_running and j.state = 'running' and j.fence = y.fence
+      where cardinality(n.job_ids) + u.wanted > g.max_running and (j.state = 'running' or (g.whole).name like 'serial:%') and j.fence = y.fence
       having cardinality(n.job_ids) + u.wanted > g.max_running) c on true) s;
   untils := array_fill(null::timestamptz, array[n]);
   probes := array_fill(false, array[n]);
@@ -359,6 +359,9 @@ declare
   are_spent boolean[];
   odd boolean;                        -- some gate is not plain
   locked boolean := false;
+  the_one bigint[] := array_fill(null::bigint, array[n]); -- the one job that a lane may give
+  next_one record;
+  held_up int[] := '{}';              -- pairs of lanes that may not give any, and the gate
   i int;
   ahead float8[];                     -- of gates that weigh tokens: see posthouse.gate_room
   sums bigint[];
@@ -445,6 +448,19 @@ begin
       if are_spent[i] and (gates[i]).when_spent = 'fail' then
         spent[places[p]] := i;
       end if;
+      if (gates[i]).name like 'serial:%' then
+        next_one := posthouse.serial_next(lanes[places[p]], states[i], due);
+        the_one[places[p]] := next_one.job_id;
+        until_when[i] := next_one.until;
+        if next_one.job_id is null then
+          over[places[p]] := true;
+          held_up := array_append(held_up, p);
+        else
+          quotas[places[p]] := 1;
+          rooms[i] := 1;
+          first_rooms[i] := 1;
+        end if;
+      end if;
     end if;
   end loop;
   loop
@@ -477,7 +493,17 @@ begin
           and x.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = v.lane_id
                                     order by f.floor_at desc limit 1), '-infinity')
         order by x.lane_id, x.run_at, x.id limit v.quota for update of x skip locked) x
-      where v.quota > 0) t;
+      where v.quota > 0 and the_one[v.position] is null) t;
+    for f in 1 .. n loop
+      if odd and limits[f] > 0 and the_one[f] is not null then
+        select x.* into j from posthouse.job x
+        where x.id = the_one[f] and x.lane_id = lanes[f] and x.state = 'queued' and x.run_at <= due for update skip locked;
+        if j.id is not null then
+          found := array_append(found, j);
+          found_places := array_append(found_places, f);
+        end if;
+      end if;
+    end loop;
     if not odd and found is not null then
       foreach place in array found_places loop
         limits[place] := limits[place] - 1;
@@ -564,6 +590,13 @@ begin
         exit;
       end if;
     end loop;
+  end loop;
+  for f in 1 .. cardinality(held_up) loop
+    i := insts[held_up[f]];
+    blocked := array_append(blocked, lanes[places[held_up[f]]]);
+    blockers := array_append(blockers, gate_ids[i]);
+    members := array_append(members, whose[i]);
+    untils := array_append(untils, until_when[i]);
   end loop;
   if ids = '{}' then
     return;
@@ -671,6 +704,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
   look record;
+  n record;
   opens timestamptz := '-infinity';
   gate_ids bigint[];
   whose text[];
@@ -681,7 +715,12 @@ begin
   end if;
   select * into look from posthouse.look_at_gates(gate_ids, whose, array_fill(1, array[cardinality(gate_ids)]), clock_timestamp());
   for i in 1 .. cardinality(look.rooms) loop
-    if look.rooms[i] <= 0 then
+    if (look.gates[i]).name like 'serial:%' then
+      n := posthouse.serial_next(lane_id, look.states[i], clock_timestamp());
+      if n.job_id is null then
+        opens := greatest(opens, coalesce(n.until, 'infinity'));
+      end if;
+    elsif look.rooms[i] <= 0 then
       opens := greatest(opens, coalesce(look.untils[i], 'infinity'));
     end if;
   end loop;

@@ -16,6 +16,7 @@ declare
   asked posthouse.gate;
   now_at timestamptz;
   room record;
+  name text;
   inside boolean;
   probed bigint[] := '{}';            -- half-open gates: this call is the one that tries them
   begun int;
@@ -25,6 +26,15 @@ begin
   gates := posthouse.check_gates(gates);
   if (tokens between 0 and 1000000000) is not true then
     raise exception using errcode = 'PH001', message = format('tokens: %s is not between 0 and 1000000000', coalesce(tokens::text, 'null'));
+  end if;
+  -- A model's name where a gate's is meant would count nothing.
+  select n.n into name from unnest(gates) n
+  where strpos(n.n, ':') = 0 and not exists (select from posthouse.gate g where g.name = n.n)
+    and (exists (select from posthouse.gate g where g.name = 'model:' || n.n) or exists (select from posthouse.route r where r.model = n.n))
+  limit 1;
+  if found then
+    raise exception using errcode = 'PH001', message = format('gates: there is no gate %s, but a model of that name', quote_literal(name)),
+      hint = format('Write %s.', quote_literal('model:' || name));
   end if;
   perform pg_advisory_xact_lock_shared(1346912000, 4);
   -- The job before the gates, as settles do, so that none waits for the other.
@@ -50,7 +60,7 @@ begin
     if asked.probe_job = admit.id then
       asked.probe_until := null;
     end if;
-    inside := coalesce(admit.id = any((look.states[i]).job_ids), false);
+    inside := posthouse.counts_attempt(look.states[i], admit.id, admit.fence);
     room := posthouse.gate_room(asked, look.states[i], coalesce(cardinality((look.states[i]).job_ids), 0) - inside::int, now_at);
     if room.room <= 0 or (room.is_spent and asked.when_spent <> 'hold') then
       opens := greatest(opens, coalesce(room.until, now_at + case when room.is_spent then interval '1 hour' else interval '250 milliseconds' end));
@@ -73,13 +83,21 @@ begin
   insert into posthouse.gate_state
   select c.*
   from generate_subscripts(gate_ids, 1) i
-  cross join lateral (select coalesce(admit.id = any((look.states[i]).job_ids), false) as inside) x
+  cross join lateral (select posthouse.counts_attempt(look.states[i], admit.id, admit.fence) as inside) x
   cross join lateral posthouse.counted(look.gates[i], look.states[i], case when x.inside then '{}' else array[admit.id] end,
     case when x.inside then '{}' else array[admit.fence::int] end, 1, tokens, now_at, now_at) c;
   -- So that its end wakes whoever waits for its place.
   update posthouse.job j set reserved = 0 where j.id = admit.id and j.reserved is null;
   return 0;
 end $$;
+
+-- Whether a gate counts this attempt among those that run. An earlier attempt of the same job is another one, which is over.
+create or replace function posthouse.counts_attempt(s posthouse.gate_state, id bigint, fence bigint) returns boolean
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+  select exists (select from unnest(s.job_ids, s.fences) u(id, fence) where u.id = counts_attempt.id and u.fence = counts_attempt.fence)
+$$;
 
 -- Say what an admitted call used, and how long ago it was admitted: tokens, in place of those that were reserved; null: unknown.
 create or replace function posthouse.admitted(gates text[], reserved bigint, used bigint, age_ms bigint default 0) returns void
@@ -91,6 +109,7 @@ declare
   whose text[];
   look record;
   now_at timestamptz;
+  admitted_at timestamptz;
 begin
   perform posthouse.check_isolation();
   if (used between 0 and 1000000000000) is not true or used = reserved then
@@ -108,10 +127,16 @@ begin
   perform posthouse.hold_counts(gate_ids, whose, true);
   now_at := clock_timestamp();
   select * into look from posthouse.look_at_gates(gate_ids, whose, array_fill(0, array[cardinality(gate_ids)]), now_at);
+  admitted_at := now_at - greatest(age_ms, 0) * interval '1 millisecond';
+  -- In the second in which it was counted, which is known but for what messages take: one before does no harm.
   insert into posthouse.gate_state
   select c.*
   from generate_subscripts(gate_ids, 1) i
-  cross join lateral posthouse.counted(look.gates[i], look.states[i], '{}', '{}', 0, used - reserved,
-    now_at - greatest(age_ms, 0) * interval '1 millisecond', now_at) c;
-  perform posthouse.notify_queue('*');
+  cross join lateral (
+    select to_timestamp(min(u.second)) as at from unnest((look.states[i]).seconds, (look.states[i]).tokens) u(second, tokens)
+    where u.second >= floor(extract(epoch from admitted_at)) - 1 and u.tokens >= reserved) u
+  cross join lateral posthouse.counted(look.gates[i], look.states[i], '{}', '{}', 0, used - reserved, coalesce(u.at, admitted_at), now_at) c;
+  if used < reserved then
+    perform posthouse.notify_queue('*');
+  end if;
 end $$;

@@ -20,9 +20,10 @@ create table posthouse.lane (
   awake_until timestamptz not null,   -- an empty lane is not put to sleep before, so that it does not flap
   naps        int not null default 0, -- times it was woken soon after it fell asleep: see posthouse.naps
   gates       text[] not null default '{}', -- that its jobs asked for, besides those of queue, tenant and kind; sorted
+  serial      text not null default '', -- what its jobs share that run one at a time; empty: they need not
   blocked_by  bigint                  -- the gate because of which it sleeps though it has work
 ) with (fillfactor = 70);
-create index lane_name on posthouse.lane (queue, tenant, kind, priority, gates);
+create index lane_name on posthouse.lane (queue, tenant, serial, kind, priority, gates);
 create index lane_blocked on posthouse.lane (blocked_by, ready_at) where blocked_by is not null;
 create index lane_ready on posthouse.lane (queue, priority, id) include (kind, ready_at) where ready_at < 'infinity';
 

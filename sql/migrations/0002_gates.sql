@@ -71,5 +71,6 @@ create table posthouse.share (
   share  real not null,
   primary key (queue, tenant)
 ) with (fillfactor = 50);
-alter table posthouse.queue add column fair_by text not null default 'jobs'; -- or tokens
+alter table posthouse.queue add column fair_by text not null default 'jobs', -- or tokens
+  add column serial_by text;            -- jobs that share this field of their payload run one at a time
 insert into posthouse.sweep (name, ran_at, took_ms) select n, '-infinity', 0 from unnest(array['gates', 'shares']) n;

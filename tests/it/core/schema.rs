@@ -394,7 +394,7 @@ async fn objects_of_others_in_the_search_path_are_not_used() {
         ("before(timestamptz, timestamptz)", "boolean"),
         ("field(jsonb, text)", "text"),
         ("state_of(bigint)", "text"),
-        ("lane_for(text, int, text, text, text[], timestamptz)", "bigint"),
+        ("lane_for(text, int, text, text, text[], text, timestamptz)", "bigint"),
     ] {
         s.run(&thief(signature, answer)).await;
     }
