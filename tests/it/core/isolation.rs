@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::poll_fn;
-use posthouse::store::{Database, DeadFilter, Isolation, JobFilter, isolate, migrate};
+use posthouse::store::{Database, DeadFilter, GateLimits, Isolation, JobFilter, isolate, migrate};
 use posthouse::testing::TestDatabase;
 use posthouse::{JobError, NewJob, Outcome, Posthouse};
 use serde_json::{Value, json};
@@ -26,7 +26,8 @@ const INTERNAL: &[&str] = &[
     "take_key check_job survey take_keys parse_jobs check_jobs check_tokens asked_gates",
     // 15_gates, 16_admit, 37_settle_gates, 38_admit_calls
     "estimate_tokens check_gate hold_gates check_gates gates_of gates_named wake_blocked wake_endpoint count_running below_at block_lanes book_gates counted free_gates gate_room gated_jobs
-     gates_open_at hold_counts is_held_back look_at_gates models_instead settle_gates take_gated take_gated_part make_shares wake_gate wake_missed weigh_lanes true_up with_spent",
+     gates_open_at hold_counts is_held_back look_at_gates models_instead settle_gates take_gated take_gated_part make_shares wake_gate wake_missed weigh_lanes
+     serial_value serial_next true_up with_spent",
     // 20_claim
     "lane_quotas take_jobs claimed_jobs next_priority oldest_lane claim_level rest_lane",
     // 30_settle
@@ -717,6 +718,12 @@ async fn programs_run_with_the_roles_meant_for_them() {
         people.set_retention("other", Some(Duration::ZERO)).await.unwrap();
         worker.end().await;
 
+        // It compares gates with its file, and sets none.
+        people.set_gate("crm", &GateLimits { max_running: Some(3), ..GateLimits::default() }).await.unwrap();
+        let workers = Posthouse::connect(&world.url("workers")).await.unwrap();
+        assert_eq!(workers.gates().await.unwrap()[0].name, "crm");
+        let refused = workers.set_gate("crm", &GateLimits::default()).await.unwrap_err();
+        assert_eq!(refused.sqlstate(), Some("42501"));
         // What a worker is not for.
         let s = world.session("workers").await;
         for sql in [
