@@ -66,7 +66,19 @@ impl Known {
             Some(engine) => Some(engine.clone().share(database).await.map_err(plain)?),
             None => None,
         };
-        let declared = Declared::look(store, &self.gates).await.map_err(plain)?;
+        match self.set_gates(store).await {
+            // A role for workers only, as `db isolate` makes it.
+            Err(Refusal { error, .. }) if error.sqlstate() == Some("42501") => output::note(format_args!(
+                "this worker's login may not set the gates of {0}; somebody who may does, with `posthouse gate apply --config {0}`",
+                clean(&self.file.display().to_string()),
+            )),
+            set => set?,
+        }
+        Ok(engine)
+    }
+
+    async fn set_gates(&self, store: &Store) -> Result<(), Refusal> {
+        let declared = Declared::look(store, &self.gates).await.map_err(Refusal::plain)?;
         for name in &declared.missing {
             let set = store.set_gate(name, &self.gates[name].limits()).await;
             set.map_err(|error| Refusal { key: Some(format!("gates.{name}")), error })?;
@@ -78,7 +90,7 @@ impl Known {
                 clean(&declared.different.join(", ")),
             ));
         }
-        Ok(engine)
+        Ok(())
     }
 
     fn failure(&self, refusal: Refusal) -> Failure {

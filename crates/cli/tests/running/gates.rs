@@ -139,3 +139,19 @@ async fn a_program_is_told_which_model_to_use_when_a_budget_is_spent() {
     let status = queue.run(&["status"]).fine().stdout;
     assert!(status.contains("full tenant:default: spent 1 of 1 USD today, jobs use tiny\n"), "{status}");
 }
+
+#[tokio::test]
+async fn a_worker_that_may_not_set_gates_says_so_and_works() {
+    let (queue, folder) = (Queue::new().await, Folder::new("may-not"));
+    queue.run(&["db", "isolate"]).fine();
+    let login = format!("gates_{}", std::process::id());
+    queue.sql(&format!("create role {login} login password 'sesame' in role posthouse_worker")).await;
+    let id = queue.enqueue(&["k", "{}"]);
+    let config = folder.file("posthouse.toml");
+    fs::write(&config, "[gates.crm]\nmax_running = 1\n").unwrap();
+    let theirs = format!("postgres://{login}:sesame@{}", queue.url().rsplit_once('@').unwrap().1);
+    let work = ["work", "--until-empty", "--exec", "k=true", "--config", &config, "--database-url", &theirs];
+    let said = queue.run(&work).fine();
+    assert!(said.stderr.contains(&format!("posthouse gate apply --config {config}")), "{said:?}");
+    assert!(said.stdout.contains(&format!("job {id} done")), "{said:?}");
+}
