@@ -22,7 +22,8 @@ pub(crate) struct Scout {
 #[derive(Debug, Default)]
 struct State {
     heard: Option<Instant>,
-    under_way: bool,
+    /// When somebody went ahead who has not come back.
+    ahead: Option<Instant>,
 }
 
 /// Whether to go.
@@ -32,30 +33,35 @@ pub(crate) enum Entry {
     Go,
     /// Go ahead of the others, and say what came of it.
     GoAhead,
-    /// Somebody has gone ahead: wait for news.
-    Wait,
+    /// Somebody has gone ahead: wait for news, until then at most.
+    Wait(Instant),
 }
 
 impl Scout {
     pub(crate) fn enter(&self) -> Entry {
         let mut state = self.lock();
         if state.heard.is_some_and(|at| at.elapsed() < SILENCE) {
-            Entry::Go
-        } else if std::mem::replace(&mut state.under_way, true) {
-            Entry::Wait
-        } else {
-            Entry::GoAhead
+            return Entry::Go;
+        }
+        let now = Instant::now();
+        match state.ahead.map(|ahead| ahead + MOMENT) {
+            None => {
+                state.ahead = Some(now);
+                Entry::GoAhead
+            }
+            Some(end) if end > now => Entry::Wait(end),
+            Some(_) => Entry::Go,
         }
     }
 
     /// Waits until there is news, for a moment at most, and enters then.
     pub(crate) async fn wait(&self) -> Entry {
-        let end = Instant::now() + MOMENT;
+        let longest = Instant::now() + MOMENT;
         loop {
             let news = self.news.notified();
             match self.enter() {
-                Entry::Wait if timeout_at(end, news).await.is_err() => return Entry::Go,
-                Entry::Wait => {}
+                Entry::Wait(end) if timeout_at(end.min(longest), news).await.is_err() => return Entry::Go,
+                Entry::Wait(_) => {}
                 entry => return entry,
             }
         }
@@ -63,13 +69,13 @@ impl Scout {
 
     /// Somebody was answered, whatever the answer.
     pub(crate) fn heard(&self) {
-        *self.lock() = State { heard: Some(Instant::now()), under_way: false };
+        *self.lock() = State { heard: Some(Instant::now()), ahead: None };
         self.news.notify_waiters();
     }
 
     /// The one that went ahead has ended and was not answered: another may go.
     pub(crate) fn lost(&self) {
-        self.lock().under_way = false;
+        self.lock().ahead = None;
         self.news.notify_waiters();
     }
 
@@ -94,7 +100,7 @@ mod tests {
         assert_eq!((entry, start.elapsed()), (Entry::Go, Duration::from_millis(100)));
         assert_eq!(scout.enter(), Entry::Go);
         tokio::time::advance(SILENCE).await;
-        assert_eq!((scout.enter(), scout.enter()), (Entry::GoAhead, Entry::Wait));
+        assert_eq!((scout.enter(), scout.enter()), (Entry::GoAhead, Entry::Wait(Instant::now() + MOMENT)));
     }
 
     #[tokio::test(start_paused = true)]
@@ -105,5 +111,6 @@ mod tests {
         let entries = tokio::join!(scout.wait(), scout.wait(), async { scout.lost() });
         assert_eq!((entries.0, entries.1), (Entry::Go, Entry::GoAhead));
         assert_eq!(start.elapsed(), MOMENT);
+        assert_eq!(scout.enter(), Entry::Go, "where answers take long, later calls do not wait as well");
     }
 }

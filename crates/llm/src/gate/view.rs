@@ -128,7 +128,7 @@ impl Gates {
         let is_ahead = if self.is_open(gate) {
             let entry = match gate.scout.enter() {
                 // Boxed: few calls wait here, and all would hold the room.
-                Entry::Wait => Box::pin(gate.scout.wait()).await,
+                Entry::Wait(_) => Box::pin(gate.scout.wait()).await,
                 entry => entry,
             };
             entry == Entry::GoAhead

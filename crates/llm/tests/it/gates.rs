@@ -22,6 +22,22 @@ async fn an_empty_account_is_asked_once_for_a_hundred_jobs() {
 }
 
 #[tokio::test]
+async fn a_hundred_jobs_at_once_ask_an_empty_account_once() {
+    let sim = Sim::start(step("do=insufficient_quota,latency=50ms")).await.unwrap();
+    let engine = engine(&sim.base_url(), "", "");
+    let calls = (0..100).map(|_| {
+        let engine = engine.clone();
+        tokio::spawn(async move { engine.run("summarize", r#"{"text":"x"}"#, Attempt::default()).await })
+    });
+    let mut classes = Vec::new();
+    for call in calls.collect::<Vec<_>>() {
+        classes.push(within(call).await.unwrap().unwrap_err().class);
+    }
+    assert_eq!(classes.iter().filter(|class| **class == OutOfCredit).count(), 1);
+    assert_eq!((classes.len(), sim.stats().requests), (100, 1));
+}
+
+#[tokio::test]
 async fn after_the_wait_a_probe_opens_the_gate() {
     let pair = Pair::new(step("first=1,do=429,retry_after_ms=150")).await;
     let wait = pair.fails().await.wait.unwrap();
