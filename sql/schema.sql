@@ -2359,6 +2359,7 @@ declare
   today date := now_at at time zone 'UTC';
   first bigint := floor(extract(epoch from now_at)) - 61;
   name text;
+  n record;
 begin
   if exists (select from posthouse.gate x where x.when_spent like 'model:%') then
     insteads := posthouse.models_instead(array[lane_id]);
@@ -2374,6 +2375,17 @@ begin
     s := look.states[i];
     name := 'gate ' || g.name || case when members[i] <> '' then format(' (%s)', members[i]) else '' end;
     until := nullif(look.untils[i], 'infinity');
+    if g.name like 'serial:%' then
+      continue when closed_only;
+      n := posthouse.serial_next(lane_id, s, now_at);
+      continue when n.job_id is not null;
+      until := null;
+      reason := format('jobs of its queue that share %s run one at a time, and %s is before it', split_part(members[i], chr(31), 2),
+        coalesce('job ' || (
+          select u.id from unnest(s.job_ids, s.fences) u(id, fence) join posthouse.job x on x.id = u.id and x.fence = u.fence limit 1), 'another one'));
+      return next;
+      continue;
+    end if;
     reason := case
       when g.closed_until > now_at then format('%s is closed %s', name,
         case g.closed_by when 'person' then 'by a person' when 'provider' then 'by its provider' when 'breaker' then 'since it failed too often'

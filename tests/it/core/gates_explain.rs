@@ -147,3 +147,21 @@ async fn a_budget_that_is_spent_says_until_when_and_what_then() {
     assert!(only(&explain(&s, next).await).0.starts_with("waits for a free slot"));
     assert_eq!(worker.claim(&s, 1).await.len(), 1);
 }
+
+#[tokio::test]
+async fn of_jobs_that_run_one_at_a_time_the_one_before_is_named() {
+    let (_queue, s) = Queue::with_session().await;
+    let worker = s.worker(&["k"]).await;
+    s.run("select posthouse.set_serial_by('default', 'chat')").await;
+    let [first, second] = [1, 2].map(|n| format!("kind => 'k', payload => '{{\"chat\": \"c-17\", \"n\": {n}}}'"));
+    let (first, second) = (s.enqueue(&first).await, s.enqueue(&second).await);
+    let jobs = worker.claim(&s, 2).await;
+    assert_eq!(jobs.iter().map(|job| job.id).collect::<Vec<_>>(), [first]);
+    let reasons = explain(&s, second).await;
+    let expected = format!("jobs of its queue that share c-17 run one at a time, and job {first} is before it");
+    assert_eq!(only(&reasons), (&*expected, None));
+    s.settle(worker.id, &json!([{"id": first, "fence": jobs[0].fence, "outcome": "retry", "delay_ms": 60000}])).await;
+    assert_eq!(only(&explain(&s, second).await).0, expected);
+    s.get::<String>(&format!("select posthouse.cancel({first})")).await;
+    assert!(only(&explain(&s, second).await).0.starts_with("waits for a free slot"));
+}
