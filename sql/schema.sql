@@ -3960,6 +3960,7 @@ AS $function$
 declare
   complaint text;
   set_id bigint;
+  before posthouse.gate;
 begin
   perform posthouse.check_gate('name', name);
   complaint := case
@@ -3986,6 +3987,7 @@ begin
     perform posthouse.check_name('when_spent', when_spent);
   end if;
   perform posthouse.hold_gates();
+  select * into before from posthouse.gate g where g.name = set_gate.name;
   insert into posthouse.gate (name, max_running, requests_per_minute, tokens_per_minute, money_per_day, money_per_month, when_spent, warn_at)
   values (set_gate.name, set_gate.max_running, set_gate.requests_per_minute, set_gate.tokens_per_minute, set_gate.money_per_day,
     set_gate.money_per_month, set_gate.when_spent, set_gate.warn_at)
@@ -3994,6 +3996,12 @@ begin
     money_per_day = excluded.money_per_day, money_per_month = excluded.money_per_month, when_spent = excluded.when_spent,
     warn_at = excluded.warn_at
   returning gate.id into set_id;
+  if (before.requests_per_minute, before.tokens_per_minute) is distinct from (requests_per_minute, tokens_per_minute) then
+    -- The pace was reckoned by the old rates; the seconds of the last minute keep the new ones.
+    insert into posthouse.gate_state (gate_id, member, seq, job_ids, fences, seconds, requests, tokens, month, day, spent_day, spent_month)
+    select s.gate_id, s.member, s.seq + 1, s.job_ids, s.fences, s.seconds, s.requests, s.tokens, s.month, s.day, s.spent_day, s.spent_month
+    from (select distinct on (x.member) x.* from posthouse.gate_state x where x.gate_id = set_id order by x.member, x.seq desc) s;
+  end if;
   if max_running is not null then
     perform posthouse.count_running(set_id);
   end if;

@@ -39,6 +39,7 @@ as $$
 declare
   complaint text;
   set_id bigint;
+  before posthouse.gate;
 begin
   perform posthouse.check_gate('name', name);
   complaint := case
@@ -65,6 +66,7 @@ begin
     perform posthouse.check_name('when_spent', when_spent);
   end if;
   perform posthouse.hold_gates();
+  select * into before from posthouse.gate g where g.name = set_gate.name;
   insert into posthouse.gate (name, max_running, requests_per_minute, tokens_per_minute, money_per_day, money_per_month, when_spent, warn_at)
   values (set_gate.name, set_gate.max_running, set_gate.requests_per_minute, set_gate.tokens_per_minute, set_gate.money_per_day,
     set_gate.money_per_month, set_gate.when_spent, set_gate.warn_at)
@@ -73,6 +75,12 @@ begin
     money_per_day = excluded.money_per_day, money_per_month = excluded.money_per_month, when_spent = excluded.when_spent,
     warn_at = excluded.warn_at
   returning gate.id into set_id;
+  if (before.requests_per_minute, before.tokens_per_minute) is distinct from (requests_per_minute, tokens_per_minute) then
+    -- The pace was reckoned by the old rates; the seconds of the last minute keep the new ones.
+    insert into posthouse.gate_state (gate_id, member, seq, job_ids, fences, seconds, requests, tokens, month, day, spent_day, spent_month)
+    select s.gate_id, s.member, s.seq + 1, s.job_ids, s.fences, s.seconds, s.requests, s.tokens, s.month, s.day, s.spent_day, s.spent_month
+    from (select distinct on (x.member) x.* from posthouse.gate_state x where x.gate_id = set_id order by x.member, x.seq desc) s;
+  end if;
   if max_running is not null then
     perform posthouse.count_running(set_id);
   end if;
@@ -635,27 +643,36 @@ set enable_seqscan = off
 set enable_bitmapscan = off
 as $$
 begin
+  -- Jobs are looked up one by one: a join may be planned to go through all of them.
   insert into posthouse.gate_state (gate_id, member, seq, job_ids, fences, seconds, requests, tokens, requests_at, tokens_at,
     month, day, spent_day, spent_month)
+  with newest as materialized (
+    select distinct on (s.member) s.* from posthouse.gate_state s where s.gate_id = counted order by s.member, s.seq desc
+  ), running as materialized (
+    select j.*
+    from posthouse.worker w
+    cross join lateral posthouse.running_jobs(w.id, w.oldest_seq) r
+    cross join lateral (select j.id, j.fence, j.lane_id, j.instead from posthouse.job j where j.id = r.id offset 0) j
+  ), lanes as materialized (
+    select array_agg(d.lane_id) as ids, array_agg(d.instead) as insteads from (select distinct r.lane_id, r.instead from running r) d
+  ), passed as materialized (
+    select l.ids[g.place] as lane_id, l.insteads[g.place] as instead, g.member
+    from lanes l cross join lateral posthouse.gates_of(l.ids, l.insteads) g where g.gate_id = counted and l.ids is not null
+  )
   select counted, r.member, coalesce(s.seq, 0) + 1, r.job_ids, r.fences, s.seconds, s.requests, s.tokens, s.requests_at, s.tokens_at,
     s.month, s.day, s.spent_day, s.spent_month
   from (
     select u.member, array_agg(u.id order by u.id) as job_ids, array_agg(u.fence order by u.id) as fences
     from (
-      select x.member, j.id, j.fence
-      from posthouse.worker w
-      cross join lateral posthouse.running_jobs(w.id, w.oldest_seq) r
-      join posthouse.job j on j.id = r.id
-      cross join lateral (select x.member from posthouse.gates_of(array[j.lane_id], array[j.instead]) x where x.gate_id = counted) x
+      select p.member, r.id, r.fence from passed p join running r on r.lane_id = p.lane_id and r.instead is not distinct from p.instead
       union
-      select s.member, j.id, j.fence
-      from (select distinct on (s.member) s.* from posthouse.gate_state s where s.gate_id = counted order by s.member, s.seq desc) s
-      cross join lateral unnest(s.job_ids, s.fences) u(id, fence)
-      join posthouse.job j on j.id = u.id and j.fence = u.fence and j.state = 'running') u
+      select n.member, j.id, j.fence
+      from newest n
+      cross join lateral unnest(n.job_ids, n.fences) u(id, fence)
+      cross join lateral (select j.id, j.fence from posthouse.job j where j.id = u.id and j.fence = u.fence and j.state = 'running' offset 0) j) u
     group by u.member) r
-  left join lateral (select s.* from posthouse.gate_state s where s.gate_id = counted and s.member = r.member order by s.seq desc limit 1) s on true;
+  left join newest s on s.member = r.member;
   -- So that they count as jobs that passed gates.
   update posthouse.job j set reserved = 0
-  from (select unnest(s.job_ids) as id from posthouse.gate_state s where s.gate_id = counted) c
-  where j.id = c.id and j.state = 'running' and j.reserved is null;
+  where j.id = any(array(select unnest(s.job_ids) from posthouse.gate_state s where s.gate_id = counted)) and j.state = 'running' and j.reserved is null;
 end $$;
