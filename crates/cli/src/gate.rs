@@ -134,12 +134,12 @@ impl Whose<'_> {
         }
     }
 
-    /// It, and the words for closing and opening it.
-    fn words(self) -> (String, &'static str, &'static str, &'static str) {
+    fn words(self) -> Words {
+        let paused = |what, name, open| Words { whom: format!("{what} {}", clean(name)), open, ..Words::PAUSED };
         match self {
-            Self::Gate(name) => (format!("gate {}", clean(name)), "gate open", "closed", "open"),
-            Self::Tenant(name) => (format!("tenant {}", clean(name)), "tenant resume", "paused", "not paused"),
-            Self::Queue(name) => (format!("queue {}", clean(name)), "queue resume", "paused", "not paused"),
+            Self::Gate(name) => Words { whom: format!("gate {}", clean(name)), ..Words::CLOSED },
+            Self::Tenant(name) => paused("tenant", name, "tenant resume"),
+            Self::Queue(name) => paused("queue", name, "queue resume"),
         }
     }
 
@@ -148,6 +148,29 @@ impl Whose<'_> {
             Self::Gate(name) | Self::Tenant(name) | Self::Queue(name) => name,
         }
     }
+}
+
+/// How closing and opening somebody's gate is called.
+struct Words {
+    whom: String,
+    /// The command that opens it.
+    open: &'static str,
+    /// What it is now, or was already.
+    closed: &'static str,
+    opened: &'static str,
+    was_open: &'static str,
+}
+
+impl Words {
+    const CLOSED: Self = Self {
+        whom: String::new(),
+        open: "gate open",
+        closed: "closed",
+        opened: "is open",
+        was_open: "was open already",
+    };
+    const PAUSED: Self =
+        Self { whom: String::new(), open: "", closed: "paused", opened: "goes on", was_open: "was not paused" };
 }
 
 /// Closes the gate of somebody.
@@ -160,13 +183,13 @@ pub(crate) async fn close(store: &Store, whose: Whose<'_>, closing: &Closing, gl
     let until = until(closing, now)?;
     let is_new = find(store, &name).await?.is_none();
     store.close_gate(&name, &until, closing.reason.as_deref()).await.map_err(mistyped)?;
-    let (whom, open, word, _) = whose.words();
+    let Words { whom, open, closed, .. } = whose.words();
     tell(store, &name, global, |gate| {
         let until = match gate.closed_until.as_deref() {
             Some("infinity") | None => "until somebody opens it".to_owned(),
             Some(until) => format!("until {} ({})", clean(until), when(&age(until, now))),
         };
-        format!("{whom} is {word} {until}; what runs goes on\n`posthouse {open} {}` ends that", clean(whose.name()))
+        format!("{whom} is {closed} {until}; what runs goes on\n`posthouse {open} {}` ends that", clean(whose.name()))
     })
     .await?;
     if is_new && matches!(whose, Whose::Gate(_)) {
@@ -192,15 +215,14 @@ fn until(closing: &Closing, now: SystemTime) -> Result<String> {
 pub(crate) async fn open(store: &Store, whose: Whose<'_>, global: &Global) -> Result<()> {
     let name = whose.gate();
     let opened = store.open_gate(&name).await?;
-    let (whom, _, _, word) = whose.words();
+    let words = whose.words();
     if !opened && matches!(whose, Whose::Gate(_)) && find(store, &name).await?.is_none() {
         return Err(no_gate(&name));
     }
     if global.json {
         return output::json(&json!({ "name": name, "opened": opened }));
     }
-    let before = if opened { "now" } else { "already" };
-    output::line(format_args!("{whom} is {before} {word}"))
+    output::line(format_args!("{} {}", words.whom, if opened { words.opened } else { words.was_open }))
 }
 
 async fn remove(store: &Store, name: &str, global: &Global) -> Result<()> {

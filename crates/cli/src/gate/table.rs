@@ -68,10 +68,11 @@ fn of(number: impl ToString, limit: Option<impl ToString>, is_full: bool) -> Cel
     if is_full { cell.fg(Color::Yellow) } else { cell }
 }
 
-/// The name, and whom the row is about where the gate holds for each.
+/// The name, and whom the row is about where the gate holds for each. Of one that lets the jobs of a queue run one at a time: a tenant
+/// and the value that its jobs share.
 fn title(gate: &GateRecord) -> String {
     match &gate.member {
-        Some(member) => format!("{} ({member})", gate.name),
+        Some(member) => format!("{} ({})", gate.name, member.replace('\u{1f}', "/")),
         None => gate.name.clone(),
     }
 }
@@ -142,7 +143,9 @@ fn full(gate: &GateRecord) -> Vec<String> {
 
 /// Whether there is something to tell about it at a glance.
 pub(crate) fn is_closed_or_full(gate: &GateRecord) -> bool {
-    gate.closed_until.is_some() || !full(gate).is_empty()
+    // Jobs that run one at a time are meant to.
+    let is_serial = gate.name.starts_with("serial:");
+    gate.closed_until.is_some() || (!is_serial && !full(gate).is_empty())
 }
 
 /// One line: what is closed or full about a gate, with everything it counts.

@@ -109,8 +109,8 @@ async fn a_closed_gate_holds_its_jobs_and_is_seen_everywhere() {
     assert!(status.contains("closed crm: opens in 9m: see the status"), "{status}");
     assert_eq!(queue.run(&["status", "--json"]).fine().json()["gates"][0]["closed_by"], "person");
     let opened = queue.run(&["gate", "open", "crm"]).fine().stdout;
-    assert_eq!(opened, "gate crm is now open\n");
-    assert_eq!(queue.run(&["gate", "open", "crm"]).fine().stdout, "gate crm is already open\n");
+    assert_eq!(opened, "gate crm is open\n");
+    assert_eq!(queue.run(&["gate", "open", "crm"]).fine().stdout, "gate crm was open already\n");
     assert_eq!(queue.run(&["status", "--json"]).fine().json()["gates"], json!([]));
     queue.work("sync", || Outcome::done(&json!(1))).await;
     assert_eq!(queue.run(&["job", "show", &id, "--json"]).fine().json()["state"], "done");
@@ -151,8 +151,8 @@ async fn tenants_and_queues_are_paused_and_resumed() {
     ] {
         assert!(explained.contains(line), "{explained}");
     }
-    assert_eq!(queue.run(&["tenant", "resume", "acme"]).fine().stdout, "tenant acme is now not paused\n");
-    assert_eq!(queue.run(&["tenant", "resume", "acme"]).fine().stdout, "tenant acme is already not paused\n");
+    assert_eq!(queue.run(&["tenant", "resume", "acme"]).fine().stdout, "tenant acme goes on\n");
+    assert_eq!(queue.run(&["tenant", "resume", "acme"]).fine().stdout, "tenant acme was not paused\n");
     assert_eq!(
         queue.run(&["queue", "resume", "mail", "--json"]).fine().json(),
         json!({ "name": "queue:mail", "opened": true })
