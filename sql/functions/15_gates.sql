@@ -35,6 +35,7 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
+set jit = off
 as $$
 declare
   complaint text;
@@ -91,6 +92,7 @@ end $$;
 create or replace function posthouse.remove_gate(name text) returns boolean
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set jit = off
 as $$
 declare
   gone bigint;
@@ -106,6 +108,7 @@ end $$;
 create or replace function posthouse.close_gate(name text, until timestamptz default 'infinity', reason text default null) returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set jit = off
 as $$
 begin
   perform posthouse.check_gate('name', name);
@@ -126,6 +129,7 @@ end $$;
 create or replace function posthouse.open_gate(name text) returns boolean
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set jit = off
 as $$
 declare
   opened bigint;
@@ -145,6 +149,7 @@ end $$;
 create or replace function posthouse.set_kind(kind text, gates text[], max_output_tokens int default null) returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set jit = off
 as $$
 declare
   name text;
@@ -170,6 +175,7 @@ end $$;
 create or replace function posthouse.set_route(model text, endpoints text[]) returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set jit = off
 as $$
 declare
   name text;
@@ -194,6 +200,7 @@ end $$;
 create or replace function posthouse.set_tenant(tenant text, weight real) returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set jit = off
 as $$
 begin
   perform posthouse.check_name('tenant', tenant);
@@ -446,6 +453,7 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
+set jit = off
 as $$
 declare
   gate_name text := 'endpoint:' || endpoint;
@@ -503,6 +511,7 @@ end $$;
 create or replace function posthouse.closures() returns table (name text, closed_for_ms bigint, reason text, closed_by text)
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
+set jit = off
 as $$
 #variable_conflict use_column
 begin
@@ -521,6 +530,7 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
+set jit = off
 as $$
 declare
   g posthouse.gate;

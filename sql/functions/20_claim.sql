@@ -485,6 +485,7 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
+set jit = off
 as $$
 declare
   gated boolean := exists (select from posthouse.gate);

@@ -8,6 +8,7 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
+set jit = off
 as $$
 declare
   gate_ids bigint[];
@@ -103,6 +104,7 @@ $$;
 create or replace function posthouse.admitted(gates text[], reserved bigint, used bigint, age_ms bigint default 0) returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set jit = off
 as $$
 declare
   gate_ids bigint[];
