@@ -133,6 +133,19 @@ impl Posthouse {
         self.store.set_retention(queue, retention).await
     }
 
+    /// Let the jobs of a queue that share a field of their payload (and the tenant) run one at a time, in the order in which they
+    /// came due, across retries and rescue: the next one begins when the one before is done, failed or cancelled. It counts for
+    /// jobs that are enqueued from now on; those without the field run as they come. `None`: all of them do.
+    pub async fn set_serial_by(&self, queue: &str, field: Option<&str>) -> Result<()> {
+        self.store.set_serial_by(queue, field).await
+    }
+
+    /// Set by what a queue is fair between its tenants: `jobs`, as it comes, or `tokens`: then a tenant whose jobs use twice as
+    /// many gets half as many of them done.
+    pub async fn set_fair_by(&self, queue: &str, fair_by: &str) -> Result<()> {
+        self.store.set_fair_by(queue, fair_by).await
+    }
+
     /// Every queue that has had jobs or settings, with its settings.
     pub async fn queues(&self) -> Result<Vec<QueueSettings>> {
         self.store.queues().await

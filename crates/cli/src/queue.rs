@@ -7,7 +7,7 @@ use comfy_table::Color;
 use posthouse::store::{GateRecord, QueueSettings, Store};
 use serde::Serialize;
 
-use crate::args::{Global, Queue, QueueSet, Retention};
+use crate::args::{FairBy, Global, Queue, QueueSet, Retention};
 use crate::connect;
 use crate::failure::Result;
 use crate::gate::{self, Whose};
@@ -42,6 +42,11 @@ struct Row {
     gate: Option<GateRecord>,
 }
 
+/// A queue of which nothing is set.
+fn bare(queue: String) -> QueueSettings {
+    QueueSettings { queue, retention_ms: None, fair_by: "jobs".to_owned(), serial_by: None }
+}
+
 async fn rows(store: &Store) -> Result<Vec<Row>> {
     let mut settings = store.queues().await?;
     let mut gates = store.gates().await?;
@@ -49,7 +54,7 @@ async fn rows(store: &Store) -> Result<Vec<Row>> {
     let name = |gate: &GateRecord| gate.name.strip_prefix("queue:").unwrap_or_default().to_owned();
     for queue in gates.iter().map(name) {
         if !settings.iter().any(|known| known.queue == queue) {
-            settings.push(QueueSettings { queue, retention_ms: None });
+            settings.push(bare(queue));
         }
     }
     settings.sort_by(|one, other| one.queue.cmp(&other.queue));
@@ -77,10 +82,12 @@ async fn list(store: &Store, global: &Global) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let now = store.clock().await?;
-    let mut grid = Grid::new(&["queue", "retention", "paused"]);
+    let mut grid = Grid::new(&["queue", "retention", "serial by", "fair by", "paused"]);
     for Row { settings, gate, .. } in &queues {
         let paused = gate.as_ref().and_then(|gate| gate::closed(gate, now)).unwrap_or_default();
-        grid.row(vec![cell(&settings.queue), cell(retention(settings)), cell(paused).fg(Color::Red)]);
+        let serial_by = settings.serial_by.as_deref().unwrap_or_default();
+        let row = vec![cell(&settings.queue), cell(retention(settings)), cell(serial_by), cell(&settings.fair_by)];
+        grid.row(row.into_iter().chain([cell(paused).fg(Color::Red)]).collect());
     }
     grid.print()?;
     Ok(ExitCode::SUCCESS)
@@ -95,20 +102,43 @@ fn retention(queue: &QueueSettings) -> String {
 }
 
 async fn set(store: &Store, args: &QueueSet, global: &Global) -> Result<ExitCode> {
-    let time = match args.retention {
-        Retention::Zero => Some(Duration::ZERO),
-        Retention::Forever => None,
-    };
-    store.set_retention(&args.queue, time).await?;
+    let mut told = Vec::new();
+    if let Some(field) = args.changes.serial_by.as_deref() {
+        let field = (field != "none").then_some(field);
+        store.set_serial_by(&args.queue, field).await?;
+        told.push(match field {
+            Some(field) => format!(
+                "runs jobs that share the field {} one at a time, from those on that are put in now",
+                clean(field)
+            ),
+            None => "runs jobs that are put in from now on as they come".to_owned(),
+        });
+    }
+    if let Some(retention) = args.changes.retention {
+        let time = (retention == Retention::Zero).then_some(Duration::ZERO);
+        store.set_retention(&args.queue, time).await?;
+        told.push(match retention {
+            Retention::Zero => {
+                "keeps no history: ten minutes after a job is done or cancelled it is forgotten".to_owned()
+            }
+            Retention::Forever => "keeps done and cancelled jobs for ever".to_owned(),
+        });
+    }
+    if let Some(fair_by) = args.changes.fair_by {
+        let by = match fair_by {
+            FairBy::Jobs => "jobs",
+            FairBy::Tokens => "tokens",
+        };
+        store.set_fair_by(&args.queue, by).await?;
+        told.push(format!("is fair between its tenants by {by}"));
+    }
     if global.json {
-        let retention_ms = time.map(|_| 0);
-        output::json(&QueueSettings { queue: args.queue.clone(), retention_ms })?;
+        let settings = store.queues().await?.into_iter().find(|known| known.queue == args.queue);
+        output::json(&settings.unwrap_or_else(|| bare(args.queue.clone())))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let now = match args.retention {
-        Retention::Zero => "keeps no history: ten minutes after a job is done or cancelled it is forgotten",
-        Retention::Forever => "keeps done and cancelled jobs for ever",
-    };
-    output::line(format_args!("queue {} {now}", clean(&args.queue)))?;
+    for now in told {
+        output::line(format_args!("queue {} {now}", clean(&args.queue)))?;
+    }
     Ok(ExitCode::SUCCESS)
 }
