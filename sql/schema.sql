@@ -424,7 +424,8 @@ begin
     if asked.probe_job = admit.id then
       asked.probe_until := null;
     end if;
-    inside := posthouse.counts_attempt(look.states[i], admit.id, admit.fence);
+    -- An earlier attempt of the same job is another one, which is over.
+    inside := exists (select from unnest((look.states[i]).job_ids, (look.states[i]).fences) u(id, fence) where u.id = admit.id and u.fence = admit.fence);
     room := posthouse.gate_room(asked, look.states[i], coalesce(cardinality((look.states[i]).job_ids), 0) - inside::int, now_at);
     if room.room <= 0 or (room.is_spent and asked.when_spent <> 'hold') then
       opens := greatest(opens, coalesce(room.until, now_at + case when room.is_spent then interval '1 hour' else interval '250 milliseconds' end));
@@ -447,7 +448,9 @@ begin
   insert into posthouse.gate_state
   select c.*
   from generate_subscripts(gate_ids, 1) i
-  cross join lateral (select posthouse.counts_attempt(look.states[i], admit.id, admit.fence) as inside) x
+  cross join lateral (
+    select exists (select from unnest((look.states[i]).job_ids, (look.states[i]).fences) u(id, fence)
+                   where u.id = admit.id and u.fence = admit.fence) as inside) x
   cross join lateral posthouse.counted(look.gates[i], look.states[i], case when x.inside then '{}' else array[admit.id] end,
     case when x.inside then '{}' else array[admit.fence::int] end, 1, tokens, now_at, now_at) c;
   -- So that its end wakes whoever waits for its place.
@@ -1469,16 +1472,6 @@ begin
   end if;
   return s;
 end $function$
-;
-
-CREATE OR REPLACE FUNCTION posthouse.counts_attempt(s posthouse.gate_state, id bigint, fence bigint)
- RETURNS boolean
- LANGUAGE sql
- IMMUTABLE
- SET search_path TO 'pg_catalog', 'pg_temp'
-AS $function$
-  select exists (select from unnest(s.job_ids, s.fences) u(id, fence) where u.id = counts_attempt.id and u.fence = counts_attempt.fence)
-$function$
 ;
 
 CREATE OR REPLACE FUNCTION posthouse.done_outcomes(outcomes jsonb, OUT ids bigint[], OUT fences integer[], OUT results jsonb[], OUT usages jsonb[], OUT flags jsonb[])

@@ -61,7 +61,8 @@ begin
     if asked.probe_job = admit.id then
       asked.probe_until := null;
     end if;
-    inside := posthouse.counts_attempt(look.states[i], admit.id, admit.fence);
+    -- An earlier attempt of the same job is another one, which is over.
+    inside := exists (select from unnest((look.states[i]).job_ids, (look.states[i]).fences) u(id, fence) where u.id = admit.id and u.fence = admit.fence);
     room := posthouse.gate_room(asked, look.states[i], coalesce(cardinality((look.states[i]).job_ids), 0) - inside::int, now_at);
     if room.room <= 0 or (room.is_spent and asked.when_spent <> 'hold') then
       opens := greatest(opens, coalesce(room.until, now_at + case when room.is_spent then interval '1 hour' else interval '250 milliseconds' end));
@@ -84,21 +85,15 @@ begin
   insert into posthouse.gate_state
   select c.*
   from generate_subscripts(gate_ids, 1) i
-  cross join lateral (select posthouse.counts_attempt(look.states[i], admit.id, admit.fence) as inside) x
+  cross join lateral (
+    select exists (select from unnest((look.states[i]).job_ids, (look.states[i]).fences) u(id, fence)
+                   where u.id = admit.id and u.fence = admit.fence) as inside) x
   cross join lateral posthouse.counted(look.gates[i], look.states[i], case when x.inside then '{}' else array[admit.id] end,
     case when x.inside then '{}' else array[admit.fence::int] end, 1, tokens, now_at, now_at) c;
   -- So that its end wakes whoever waits for its place.
   update posthouse.job j set reserved = 0 where j.id = admit.id and j.reserved is null;
   return 0;
 end $$;
-
--- Whether a gate counts this attempt among those that run. An earlier attempt of the same job is another one, which is over.
-create or replace function posthouse.counts_attempt(s posthouse.gate_state, id bigint, fence bigint) returns boolean
-language sql immutable
-set search_path = pg_catalog, pg_temp
-as $$
-  select exists (select from unnest(s.job_ids, s.fences) u(id, fence) where u.id = counts_attempt.id and u.fence = counts_attempt.fence)
-$$;
 
 -- Say what an admitted call used, and how long ago it was admitted: tokens, in place of those that were reserved; null: unknown.
 create or replace function posthouse.admitted(gates text[], reserved bigint, used bigint, age_ms bigint default 0) returns void

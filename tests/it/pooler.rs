@@ -13,14 +13,14 @@ use crate::harness::{SOON, wait_until};
 use crate::worker_support::registered;
 
 /// A PgBouncer in transaction mode before a server, on a port of its own.
-struct PgBouncer {
+pub(crate) struct PgBouncer {
     child: Child,
     port: u16,
     _directory: tempfile::TempDir,
 }
 
 impl PgBouncer {
-    fn start(url: &str) -> Self {
+    pub(crate) fn start(url: &str) -> Self {
         let server: tokio_postgres::Config = url.parse().unwrap();
         let password = String::from_utf8(server.get_password().unwrap().to_vec()).unwrap();
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -52,7 +52,7 @@ impl PgBouncer {
         Self { child, port, _directory: directory }
     }
 
-    fn url(&self, url: &str) -> String {
+    pub(crate) fn url(&self, url: &str) -> String {
         let database = url.rsplit('/').next().unwrap();
         format!("postgres://anyone@127.0.0.1:{}/{database}", self.port)
     }
