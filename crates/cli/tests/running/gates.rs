@@ -1,11 +1,13 @@
 //! A worker and its gates: changed while it runs, and those that its configuration declares.
 
 use std::fs;
+use std::path::Path;
+use std::process::Command;
 
 use serde_json::{Value, json};
 
 use crate::processes::{Folder, Running, eventually};
-use crate::support::{Queue, posthouse};
+use crate::support::{Queue, answer, posthouse};
 
 fn state(queue: &Queue, id: i64) -> String {
     queue.run(&["job", "show", &id.to_string(), "--json"]).fine().json()["state"].as_str().unwrap().to_owned()
@@ -154,4 +156,40 @@ async fn a_worker_that_may_not_set_gates_says_so_and_works() {
     let said = queue.run(&work).fine();
     assert!(said.stderr.contains(&format!("posthouse gate apply --config {config}")), "{said:?}");
     assert!(said.stdout.contains(&format!("job {id} done")), "{said:?}");
+}
+
+/// The blocks of a language in a page, one after the other.
+fn blocks(page: &str, language: &str) -> String {
+    page.split(&format!("```{language}\n")).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
+}
+
+#[tokio::test]
+async fn the_guide_works_as_it_stands() {
+    let (queue, folder) = (Queue::new().await, Folder::new("guide"));
+    let page = include_str!("../../../../docs/gates.md");
+    let sim = Running::start(posthouse().args(["sim", "--json"]));
+    let ready: Value = serde_json::from_str(&sim.line("base_url")).unwrap();
+    let script = blocks(page, "sh").replace("http://127.0.0.1:4010/v1", ready["base_url"].as_str().unwrap());
+    assert!(script.contains("posthouse gate set"), "{script}");
+    let of_queue = queue.command(&[]);
+    let binaries = Path::new(of_queue.get_program()).parent().unwrap().display();
+    let mut shell = Command::new("sh");
+    shell.args(["-e", "-c", &script]).current_dir(folder.path()).env("DATABASE_URL", queue.url());
+    shell.env("PATH", format!("{binaries}:{}", std::env::var("PATH").unwrap()));
+    let said = answer(&mut shell, None).fine().stdout;
+    for line in [
+        "gate model:small (new): 4 at once, 120 requests a minute, 20000 tokens a minute\n",
+        "ended: 6 done\n",
+        "job 7 queued: gate model:small is closed by a person: see the status page, until ",
+        "\nclosed model:small: opens in ",
+        "tenant acme goes on\n",
+        "job 8 queued\n",
+    ] {
+        assert!(said.contains(line), "no {line:?} in {said}");
+    }
+    queue.sql(&blocks(page, "sql")).await;
+    let config = folder.file("gates.toml");
+    fs::write(&config, blocks(page, "toml")).unwrap();
+    let applied = queue.run(&["gate", "apply", "--config", &config]).fine().stdout;
+    assert!(applied.contains("gate tenant:* (changed): 5 at once\n"), "{applied}");
 }
