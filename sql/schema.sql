@@ -1762,8 +1762,8 @@ begin
   end if;
   -- What others used of a gate that a tenant shares with them is not for him. Of gates `tenant:…` a job passes its own only.
   for reason, until in
-    select case when frank or h.reason ~ '^(the budget of )?gate tenant:' then h.reason else 'a gate that it shares with others holds it back' end, h.until
-    from posthouse.held_by(j.lane_id, j.run_at > clock_timestamp()) h
+    select case when frank or h.reason ~ '^((the budget of )?gate tenant:|job [0-9]+, which shares)' then h.reason else 'a gate that it shares with others holds it back' end, h.until
+    from posthouse.held_by(j, j.run_at > clock_timestamp()) h
   loop
     is_held := true;
     return next;
@@ -2332,7 +2332,7 @@ begin
 end $function$
 ;
 
-CREATE OR REPLACE FUNCTION posthouse.held_by(lane_id bigint, closed_only boolean)
+CREATE OR REPLACE FUNCTION posthouse.held_by(job posthouse.job, closed_only boolean)
  RETURNS TABLE(reason text, until timestamp with time zone)
  LANGUAGE plpgsql
  STABLE
@@ -2352,13 +2352,13 @@ declare
   today date := now_at at time zone 'UTC';
   first bigint := floor(extract(epoch from now_at)) - 61;
   name text;
-  n record;
+  before bigint;                      -- a job that runs first
 begin
   if exists (select from posthouse.gate x where x.when_spent like 'model:%') then
-    insteads := posthouse.models_instead(array[lane_id]);
+    insteads := posthouse.models_instead(array[job.lane_id]);
   end if;
   select array_agg(x.gate_id order by x.gate_id, x.member), array_agg(x.member order by x.gate_id, x.member) into gate_ids, members
-  from (select distinct o.gate_id, o.member from posthouse.gates_of(array[lane_id], insteads) o) x;
+  from (select distinct o.gate_id, o.member from posthouse.gates_of(array[job.lane_id], insteads) o) x;
   if gate_ids is null then
     return;
   end if;
@@ -2370,12 +2370,15 @@ begin
     until := nullif(look.untils[i], 'infinity');
     if g.name like 'serial:%' then
       continue when closed_only;
-      n := posthouse.serial_next(lane_id, s, now_at);
-      continue when n.job_id is not null;
+      select coalesce(
+        (select x.id from unnest(s.job_ids, s.fences) u(id, fence) join posthouse.job x on x.id = u.id and x.fence = u.fence limit 1),
+        (select x.id
+         from posthouse.lane l join posthouse.lane k on k.queue = l.queue and k.tenant = l.tenant and k.serial = l.serial
+         join posthouse.job x on x.lane_id = k.id and x.state = 'queued' and x.run_at <= now_at
+         where l.id = job.lane_id order by x.run_at, x.id limit 1)) into before;
+      continue when before is null or before = job.id;
       until := null;
-      reason := format('jobs of its queue that share %s run one at a time, and %s is before it', split_part(members[i], chr(31), 2),
-        coalesce('job ' || (
-          select u.id from unnest(s.job_ids, s.fences) u(id, fence) join posthouse.job x on x.id = u.id and x.fence = u.fence limit 1), 'another one'));
+      reason := format('job %s, which shares its value %s, runs first', before, to_jsonb(split_part(members[i], chr(31), 2)));
       return next;
       continue;
     end if;

@@ -29,6 +29,8 @@ begin
     return 'running';
   end if;
   perform posthouse.archive_job(j, 'cancelled', null, null);
+  -- It may have held up others that share its value.
+  perform posthouse.free_serial(j.lane_id);
   return 'cancelled';
 end $$;
 
@@ -85,6 +87,7 @@ begin
   if j.id is not null then
     if j.run_at > clock_timestamp() then
       perform posthouse.requeue_job(j, clock_timestamp(), false, false, 'retry asked for');
+      perform posthouse.free_serial(j.lane_id);
     end if;
     return 'queued';
   end if;
@@ -145,9 +148,9 @@ as $$
   select count(*) from gone
 $$;
 
--- Which gates hold the jobs of a lane back, and until when (null: until somebody opens it, or a job of it ends): one row a gate. With
+-- Which gates hold a job back, and until when (null: until somebody opens it, or a job of it ends): one row a gate. With
 -- `closed_only` those that are closed, not those that are full.
-create or replace function posthouse.held_by(lane_id bigint, closed_only boolean) returns table (reason text, until timestamptz)
+create or replace function posthouse.held_by(job posthouse.job, closed_only boolean) returns table (reason text, until timestamptz)
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -165,13 +168,13 @@ declare
   today date := now_at at time zone 'UTC';
   first bigint := floor(extract(epoch from now_at)) - 61;
   name text;
-  n record;
+  before bigint;                      -- a job that runs first
 begin
   if exists (select from posthouse.gate x where x.when_spent like 'model:%') then
-    insteads := posthouse.models_instead(array[lane_id]);
+    insteads := posthouse.models_instead(array[job.lane_id]);
   end if;
   select array_agg(x.gate_id order by x.gate_id, x.member), array_agg(x.member order by x.gate_id, x.member) into gate_ids, members
-  from (select distinct o.gate_id, o.member from posthouse.gates_of(array[lane_id], insteads) o) x;
+  from (select distinct o.gate_id, o.member from posthouse.gates_of(array[job.lane_id], insteads) o) x;
   if gate_ids is null then
     return;
   end if;
@@ -183,12 +186,15 @@ begin
     until := nullif(look.untils[i], 'infinity');
     if g.name like 'serial:%' then
       continue when closed_only;
-      n := posthouse.serial_next(lane_id, s, now_at);
-      continue when n.job_id is not null;
+      select coalesce(
+        (select x.id from unnest(s.job_ids, s.fences) u(id, fence) join posthouse.job x on x.id = u.id and x.fence = u.fence limit 1),
+        (select x.id
+         from posthouse.lane l join posthouse.lane k on k.queue = l.queue and k.tenant = l.tenant and k.serial = l.serial
+         join posthouse.job x on x.lane_id = k.id and x.state = 'queued' and x.run_at <= now_at
+         where l.id = job.lane_id order by x.run_at, x.id limit 1)) into before;
+      continue when before is null or before = job.id;
       until := null;
-      reason := format('jobs of its queue that share %s run one at a time, and %s is before it', split_part(members[i], chr(31), 2),
-        coalesce('job ' || (
-          select u.id from unnest(s.job_ids, s.fences) u(id, fence) join posthouse.job x on x.id = u.id and x.fence = u.fence limit 1), 'another one'));
+      reason := format('job %s, which shares its value %s, runs first', before, to_jsonb(split_part(members[i], chr(31), 2)));
       return next;
       continue;
     end if;
@@ -278,8 +284,8 @@ begin
   end if;
   -- What others used of a gate that a tenant shares with them is not for him. Of gates `tenant:…` a job passes its own only.
   for reason, until in
-    select case when frank or h.reason ~ '^(the budget of )?gate tenant:' then h.reason else 'a gate that it shares with others holds it back' end, h.until
-    from posthouse.held_by(j.lane_id, j.run_at > clock_timestamp()) h
+    select case when frank or h.reason ~ '^((the budget of )?gate tenant:|job [0-9]+, which shares)' then h.reason else 'a gate that it shares with others holds it back' end, h.until
+    from posthouse.held_by(j, j.run_at > clock_timestamp()) h
   loop
     is_held := true;
     return next;

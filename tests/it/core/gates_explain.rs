@@ -155,10 +155,12 @@ async fn of_jobs_that_run_one_at_a_time_the_one_before_is_named() {
     s.run("select posthouse.set_serial_by('default', 'chat')").await;
     let [first, second] = [1, 2].map(|n| format!("kind => 'k', payload => '{{\"chat\": \"c-17\", \"n\": {n}}}'"));
     let (first, second) = (s.enqueue(&first).await, s.enqueue(&second).await);
+    let expected = format!("job {first}, which shares its value \"c-17\", runs first");
+    assert_eq!(only(&explain(&s, second).await), (&*expected, None));
+    assert!(only(&explain(&s, first).await).0.starts_with("waits for a free slot"));
     let jobs = worker.claim(&s, 2).await;
     assert_eq!(jobs.iter().map(|job| job.id).collect::<Vec<_>>(), [first]);
     let reasons = explain(&s, second).await;
-    let expected = format!("jobs of its queue that share c-17 run one at a time, and job {first} is before it");
     assert_eq!(only(&reasons), (&*expected, None));
     s.settle(worker.id, &json!([{"id": first, "fence": jobs[0].fence, "outcome": "retry", "delay_ms": 60000}])).await;
     assert_eq!(only(&explain(&s, second).await).0, expected);
