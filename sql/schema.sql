@@ -427,6 +427,9 @@ begin
     -- An earlier attempt of the same job is another one, which is over.
     inside := exists (select from unnest((look.states[i]).job_ids, (look.states[i]).fences) u(id, fence) where u.id = admit.id and u.fence = admit.fence);
     room := posthouse.gate_room(asked, look.states[i], coalesce(cardinality((look.states[i]).job_ids), 0) - inside::int, now_at);
+    if room.is_spent and asked.when_spent = 'fail' then
+      raise exception using errcode = 'PH001', message = format('budget: that of gate %s is spent', quote_literal(asked.name));
+    end if;
     if room.room <= 0 or (room.is_spent and asked.when_spent <> 'hold') then
       opens := greatest(opens, coalesce(room.until, now_at + case when room.is_spent then interval '1 hour' else interval '250 milliseconds' end));
     elsif room.is_probe then

@@ -174,13 +174,22 @@ async fn what_no_wait_would_help_ends_the_job_and_says_why() {
     let queue = queue_at(database.url());
     let limits = GateLimits { tokens_per_minute: Some(1_000), ..GateLimits::default() };
     queue.set_gate("model:gpt", &limits).await.unwrap();
+    let (spent, dollar) = (Some("fail".to_owned()), Some("1".to_owned()));
+    queue
+        .set_gate("paid", &GateLimits { money_per_day: dollar, when_spent: spent, ..GateLimits::default() })
+        .await
+        .unwrap();
     let builder = worker_at(database.url()).handle_kind("k", |payload, context: Context| async move {
         let (gate, tokens): (String, u64) = serde_json::from_str(payload.get())?;
         let _permit = context.gate(gate).admit(tokens).await?;
+        context.usage(&serde_json::json!({"cost_usd": "2"}))?;
         Ok::<_, Boxed>(())
     });
     let worker = Background::start(builder);
+    let id = queue.enqueue_job(NewJob::new("k", &("crm", 0)).unwrap().gate("paid")).await.unwrap().id;
+    job_in(&queue, id, "done").await;
     for (gate, tokens, class, why) in [
+        ("paid", 0, "budget", "that of gate 'paid' is spent"),
         ("model:gpt", 1_001, "too_large", "more than gate 'model:gpt' lets through in a minute (1000)"),
         ("gpt", 1, "gate", "Write 'model:gpt'"),
         ("tenant:default", 1, "gate", "gates of queue and tenant hold by themselves"),
@@ -347,6 +356,95 @@ async fn a_gate_counts_the_attempt_that_runs_and_not_the_one_before() {
     assert!(answers[..3].iter().all(Duration::is_zero) && !answers[3].is_zero(), "{answers:?}");
     assert_eq!(of_gate(&database, "crm", "running").await, 2);
     assert_eq!(store.admit(worker, first.id, first.fence, &gate, 0).await.unwrap(), None, "that attempt is over");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_call_did_not_use_is_given_back_however_long_messages_take() {
+    let database = database().await;
+    let queue = queue_at(database.url());
+    let store = queue.database().store("test");
+    let limits = GateLimits { tokens_per_minute: Some(100_000), ..GateLimits::default() };
+    queue.set_gate("model:m", &limits).await.unwrap();
+    let worker = registered(&store, Duration::from_secs(600), &["k"]).await;
+    enqueue(&queue, "k", 1).await;
+    let job = store.claim(worker, 1, 1, 0).await.unwrap().remove(0);
+    let gate = ["model:m".to_owned()];
+    for calls in 1..=6 {
+        assert_eq!(store.admit(worker, job.id, job.fence, &gate, 100).await.unwrap(), Some(Duration::ZERO));
+        // The handler's clock began before the question was on its way.
+        store.admitted(&gate, 100, 1, Duration::from_millis(calls * 160)).await.unwrap();
+        assert_eq!(of_gate(&database, "model:m", "tokens_last_minute").await, i64::try_from(calls).unwrap());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn outcomes_do_not_wait_behind_calls_that_wait_for_others_at_a_gate() {
+    let database = database().await;
+    let queue = queue_at(database.url());
+    queue.set_gate("crm", &running(5)).await.unwrap();
+    let go = Arc::new(Notify::new());
+    let (asked, going) = (Arc::new(AtomicUsize::new(0)), go.clone());
+    let asking = asked.clone();
+    let builder = worker_at(database.url())
+        .handle_kind("k", move |_, context: Context| {
+            let asking = asking.clone();
+            async move {
+                asking.fetch_add(1, Ordering::SeqCst);
+                context.gate("crm").admit(0).await.map(drop)
+            }
+        })
+        .handle_kind("other", move |_, context: Context| {
+            let going = going.clone();
+            async move {
+                going.notified().await;
+                context.progress(&"half").await
+            }
+        });
+    let worker = Background::start(builder);
+    let other = enqueue(&queue, "other", 1).await[0];
+    job_in(&queue, other, "running").await;
+    // Somebody who counts at every gate, and takes his time.
+    let somebody = database.connect().await;
+    somebody
+        .batch_execute("begin; select pg_advisory_xact_lock(1346912002, k) from generate_series(0, 127) k")
+        .await
+        .unwrap();
+    let id = enqueue(&queue, "k", 1).await[0];
+    wait_until(SOON, "the other one asks", async || asked.load(Ordering::SeqCst) == 1).await;
+    go.notify_one();
+    assert_eq!(job_in(&queue, other, "done").await.attempt, 1);
+    assert_eq!(job_in(&queue, id, "running").await.state, "running");
+    somebody.batch_execute("commit").await.unwrap();
+    job_in(&queue, id, "done").await;
+    worker.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_ends_does_not_wait_with_its_calls() {
+    let database = database().await;
+    let queue = queue_at(database.url());
+    let client = database.connect().await;
+    client.execute("select posthouse.close_gate('crm', clock_timestamp() + interval '40 seconds')", &[]).await.unwrap();
+    let asked = Arc::new(AtomicUsize::new(0));
+    let asking = asked.clone();
+    let builder = worker_at(database.url()).lease(Duration::from_secs(300)).grace(SOON * 2);
+    let builder = builder.handle_kind("k", move |_, context: Context| {
+        let asking = asking.clone();
+        async move {
+            let gate = context.gate("crm").within(Duration::from_secs(60));
+            asking.fetch_add(1, Ordering::SeqCst);
+            gate.admit(0).await.map(drop)
+        }
+    });
+    let worker = Background::start(builder);
+    let id = enqueue(&queue, "k", 1).await[0];
+    wait_until(SOON, "it asks", async || asked.load(Ordering::SeqCst) == 1).await;
+    let began = Instant::now();
+    let summary = worker.end().await;
+    assert!(began.elapsed() < SOON, "it waited for the gate: {:?}", began.elapsed());
+    assert_eq!((summary.snoozed, summary.released, summary.retried), (1, 0, 0));
+    let job = job_in(&queue, id, "queued").await;
+    assert_eq!(job.attempt, 0);
 }
 
 /// Runs so many jobs of 100 ms behind a gate of 40, by four workers of 40 slots, and counts what runs from the rows, as often as
