@@ -5,7 +5,7 @@
 //! other figure is also told as a ratio to the floor of the same round, which compares across machines.
 //!
 //! The modules, in reading order: [`options`] and `sizes` (what to measure, and how much of it), `ground` (the server, and a
-//! fresh database a scenario), `jobs`; the scenarios: `floor`, `enqueue`, `work`, `fair`, `large`; those with processes of their own,
+//! fresh database a scenario), `jobs`; the scenarios: `floor`, `enqueue`, `work`, `fair`, `gated`, `large`; those with processes of their own,
 //! by `crew` and [`part`]: `processes`, `in_flight`, `llm`; those over time: `backlog` with `claims` and `tables`, `pinned` with
 //! `steady`, `pin` and `statements`; then `figure` (medians and ratios), `machine`, and [`report`] with [`plot`] (what comes out).
 
@@ -17,6 +17,7 @@ pub mod error;
 mod fair;
 mod figure;
 mod floor;
+mod gated;
 mod ground;
 mod in_flight;
 mod jobs;
@@ -123,6 +124,8 @@ async fn one(scenario: Scenario, ground: &Ground, sizes: &Sizes) -> Result<Vec<S
         Scenario::InFlight10k => in_flight::measure(&scratch, sizes.in_flight_10k, sizes.in_flight_time).await,
         Scenario::Llm => llm::measure(&scratch, sizes).await,
         Scenario::Fair => fair::measure(&scratch, sizes).await,
+        Scenario::Gated => gated::measure(&scratch, sizes).await,
+        Scenario::Rates => gated::rates(&scratch, sizes).await,
         Scenario::LargePayload => large::measure(&scratch, sizes).await,
         Scenario::Tenants => backlog::tenants(&scratch, sizes).await,
         Scenario::Backlog => backlog::depths(&scratch, sizes).await,

@@ -6,8 +6,8 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::sizes::{
-    BATCH, FAIR_PACE, FAIR_SLOTS, FAIR_WORK, PACE, PROCESSES, SLOTS, STEADY_CALLS, STEADY_JOBS, Sizes, TASKS, WAIT,
-    WAIT_SLOTS,
+    BATCH, FAIR_PACE, FAIR_SLOTS, FAIR_WORK, GATE, GATED_WORK, PACE, PROCESSES, SLOTS, STEADY_CALLS, STEADY_JOBS,
+    Sizes, TASKS, WAIT, WAIT_SLOTS,
 };
 
 /// Something that is measured.
@@ -39,10 +39,14 @@ pub enum Scenario {
     Llm,
     /// The jobs of one tenant beside the long line of another.
     Fair,
+    /// Jobs behind a gate, beside as many slots without one.
+    Gated,
     /// Payloads from small to large.
     LargePayload,
     /// Claims from many tenants of which few have work.
     Tenants,
+    /// Tokens per minute, as a provider counts them.
+    Rates,
     /// Claims from ever larger backlogs.
     Backlog,
     /// A steady load for minutes, while somebody else holds a snapshot.
@@ -51,7 +55,7 @@ pub enum Scenario {
 
 impl Scenario {
     /// All of them, in the order in which they are measured.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 19] = [
         Self::Floor,
         Self::EnqueueSingle,
         Self::EnqueueConcurrent,
@@ -65,8 +69,10 @@ impl Scenario {
         Self::InFlight10k,
         Self::Llm,
         Self::Fair,
+        Self::Gated,
         Self::LargePayload,
         Self::Tenants,
+        Self::Rates,
         Self::Backlog,
         Self::PinnedSnapshot,
     ];
@@ -88,6 +94,8 @@ impl Scenario {
             Self::InFlight10k => "in-flight-10k",
             Self::Llm => "llm",
             Self::Fair => "fair",
+            Self::Gated => "gated",
+            Self::Rates => "rates",
             Self::LargePayload => "large-payload",
             Self::Tenants => "tenants",
             Self::Backlog => "backlog",
@@ -98,7 +106,7 @@ impl Scenario {
     /// Whether it takes many minutes, and is left out unless it is asked for.
     #[must_use]
     pub fn is_long(self) -> bool {
-        matches!(self, Self::Backlog | Self::PinnedSnapshot)
+        matches!(self, Self::Rates | Self::Backlog | Self::PinnedSnapshot)
     }
 
     /// Whether it begins with a part that does not count, and needs no round of warm-up.
@@ -164,6 +172,8 @@ impl Scenario {
                 FAIR_WORK.as_millis(),
                 sizes.fair_backlog
             ),
+            Self::Gated => sizes.gated_meaning(),
+            Self::Rates => sizes.rates_meaning(),
             Self::Tenants => sizes.tenants_meaning(),
             Self::Backlog => sizes.backlog_meaning(),
             Self::LargePayload => format!(
@@ -178,6 +188,27 @@ impl Scenario {
 
 /// What the scenarios do that look for growth.
 impl Sizes {
+    fn gated_meaning(&self) -> String {
+        format!(
+            "{} no-op jobs and {} of {} ms: by one worker with {GATE} slots, and by one with {SLOTS} slots behind a gate that lets \
+             {GATE} run; then {} jobs of {} s behind it, on {PROCESSES} worker processes with {GATE} slots each, whose running \
+             jobs are counted every 20 ms",
+            self.gated_noop,
+            self.gated,
+            GATED_WORK.as_millis(),
+            self.gated_long,
+            self.gated_long_time.as_secs_f64()
+        )
+    }
+
+    fn rates_meaning(&self) -> String {
+        format!(
+            "{} calls of 400 tokens on {PROCESSES} worker processes behind a gate of {} tokens a minute; a simulated provider \
+             counts the tokens of every rolling minute and refuses nothing",
+            self.rated, self.tokens_per_minute
+        )
+    }
+
     fn tenants_meaning(&self) -> String {
         format!(
             "{} claims of {BATCH} jobs and their settles from {} tenants of which {} have {BATCH} jobs each, in turn with \

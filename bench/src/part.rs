@@ -36,7 +36,7 @@ const OTHER_FILES: u64 = 200;
 /// Open files of the simulated provider: more than it is ever called at once.
 const SIM_FILES: u64 = 20_000;
 /// The model that the simulated provider is asked for; it takes any.
-const MODEL: &str = "sim";
+pub(crate) const MODEL: &str = "sim";
 
 /// What a part is.
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -18,6 +18,10 @@ pub(crate) const FAIR_PACE: Duration = Duration::from_millis(50);
 pub(crate) const FAIR_WORK: Duration = Duration::from_millis(20);
 /// Jobs at once there.
 pub(crate) const FAIR_SLOTS: u32 = 20;
+/// Jobs at once behind the gate.
+pub(crate) const GATE: u32 = 40;
+/// What those jobs take that are not no-op.
+pub(crate) const GATED_WORK: Duration = Duration::from_millis(50);
 /// Time between two enqueues where latency is measured: the worker is idle again.
 pub(crate) const PACE: Duration = Duration::from_millis(20);
 
@@ -54,6 +58,15 @@ pub(crate) struct Sizes {
     pub(crate) fair: u32,
     /// Jobs of the other one; more than are done meanwhile.
     pub(crate) fair_backlog: u32,
+    /// No-op jobs behind the gate, and those that take a moment.
+    pub(crate) gated_noop: u32,
+    pub(crate) gated: u32,
+    /// Jobs behind the gate on several processes, and what they take.
+    pub(crate) gated_long: u32,
+    pub(crate) gated_long_time: Duration,
+    /// Calls behind a gate that counts tokens, and its limit.
+    pub(crate) rated: u32,
+    pub(crate) tokens_per_minute: u32,
     /// Bytes of payloads of each size; small ones are fewer.
     pub(crate) large_total: u32,
     /// Claims whose time counts.
@@ -85,6 +98,12 @@ impl Sizes {
         llm_time: Duration::from_secs(2),
         fair: 200,
         fair_backlog: 100_000,
+        gated_noop: 20_000,
+        gated: 8_000,
+        gated_long: 600,
+        gated_long_time: Duration::from_secs(1),
+        rated: 50,
+        tokens_per_minute: 6_000,
         large_total: 80_000_000,
         claims_timed: 300,
         tenants: 10_000,
@@ -110,6 +129,12 @@ impl Sizes {
         llm_time: Duration::from_millis(500),
         fair: 20,
         fair_backlog: 10_000,
+        gated_noop: 1_000,
+        gated: 400,
+        gated_long: 400,
+        gated_long_time: Duration::from_millis(100),
+        rated: 10,
+        tokens_per_minute: 60_000,
         large_total: 2_000_000,
         claims_timed: 30,
         tenants: 100,
@@ -137,6 +162,9 @@ impl Sizes {
             llm_time: self.llm_time / 10,
             fair: self.fair / 10,
             fair_backlog: self.fair_backlog,
+            gated_noop: self.gated_noop / 10,
+            gated: self.gated / 10,
+            gated_long: self.gated_long / 3,
             large_total: self.large_total / 10,
             ..self
         }
