@@ -27,10 +27,12 @@ use posthouse_bench::options::Scenario;
   in-flight-10k       the same with 10,000 jobs
   llm                 calls of a model, all at once in one worker process, by the simulated provider
   fair                how long one tenant waits while another has a long line
+  gated               jobs behind a gate that lets 40 run, beside 40 slots without one; how full it keeps them
   large-payload       payloads of 0.2 to 200 KB: rates, and WAL a job
   tenants             claims from 10,000 tenants of which 1,000 have work
 
 LONG SCENARIOS, only if they are named, or with --all:
+  rates               tokens per minute behind a gate, as a simulated provider counts them; needs some minutes
   backlog             claims from 10,000 to 10 million waiting jobs; needs some minutes and 10 GB
   pinned-snapshot     a steady load for 10 minutes, three times, while somebody else holds a snapshot; needs half an hour
 

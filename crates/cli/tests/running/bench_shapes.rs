@@ -95,6 +95,24 @@ fn a_tenant_waits_alone_and_beside_a_backlog() {
 }
 
 #[test]
+fn a_gate_is_measured_beside_slots_and_across_processes() {
+    let report = Report::of("bench-gated", "gated,rates");
+    let median = |name: &str| report.median("gated", name);
+    for jobs in ["no-op", "50 ms"] {
+        let (slots, gated) =
+            (median(&format!("{jobs}: done by 40 slots")), median(&format!("{jobs}: done behind a gate of 40")));
+        assert!((median(&format!("{jobs}: gate to slots")) - gated / slots).abs() < 1e-9, "{jobs}: {slots}, {gated}");
+    }
+    // What holds on any machine: never one too many, and no more than one request above the limit.
+    assert!(median("4 processes: most at once, of 40") <= 40.0);
+    let average = median("4 processes: at once on average, of 40");
+    assert!(average > 20.0 && average <= 40.0, "{average}");
+    let above = report.median("rates", "tokens in the worst minute, above the limit");
+    assert!(above <= report.median("rates", "tokens of the largest request"), "{above}");
+    assert!(report.median("rates", "tokens in the worst minute") > 0.0);
+}
+
+#[test]
 fn payloads_of_every_size_are_counted_in_jobs_and_bytes() {
     let report = Report::of("bench-large", "large-payload");
     for (size, bytes) in [("0.2 KB", 200.0), ("1 KB", 1e3), ("20 KB", 2e4), ("200 KB", 2e5)] {
