@@ -149,6 +149,7 @@ create table posthouse.gate (
   constraint gate_name_key UNIQUE (name),
   constraint gate_pkey PRIMARY KEY (id)
 );
+CREATE INDEX gate_instead ON posthouse.gate USING btree (id) WHERE (when_spent ~~ 'model:%'::text);
 
 create table posthouse.gate_state (
   gate_id bigint not null,
@@ -222,6 +223,7 @@ create table posthouse.lane (
   constraint lane_pkey PRIMARY KEY (id)
 ) with (fillfactor=70);
 CREATE INDEX lane_blocked ON posthouse.lane USING btree (blocked_by, ready_at) WHERE (blocked_by IS NOT NULL);
+CREATE INDEX lane_blocked_tenant ON posthouse.lane USING btree (blocked_by, tenant) WHERE (blocked_by IS NOT NULL);
 CREATE INDEX lane_name ON posthouse.lane USING btree (queue, tenant, serial, kind, priority, gates);
 CREATE INDEX lane_ready ON posthouse.lane USING btree (queue, priority, id) INCLUDE (kind, ready_at) WHERE (ready_at < 'infinity'::timestamp with time zone);
 
@@ -372,6 +374,7 @@ CREATE OR REPLACE FUNCTION posthouse.admit(worker uuid, id bigint, fence bigint,
  SET enable_seqscan TO 'off'
  SET enable_bitmapscan TO 'off'
  SET plan_cache_mode TO 'force_generic_plan'
+ SET jit TO 'off'
 AS $function$
 declare
   gate_ids bigint[];
@@ -466,6 +469,7 @@ CREATE OR REPLACE FUNCTION posthouse.admitted(gates text[], reserved bigint, use
  RETURNS void
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
+ SET jit TO 'off'
 AS $function$
 declare
   gate_ids bigint[];
@@ -622,6 +626,7 @@ CREATE OR REPLACE FUNCTION posthouse.begin_probe(endpoint text, job_id bigint)
  SET search_path TO 'pg_catalog', 'pg_temp'
  SET enable_seqscan TO 'off'
  SET enable_bitmapscan TO 'off'
+ SET jit TO 'off'
 AS $function$
 declare
   g posthouse.gate;
@@ -630,7 +635,7 @@ begin
   select * into g from posthouse.gate x where x.name = 'endpoint:' || endpoint for no key update;
   if g.closed_at is null or (g.closed_until <= clock_timestamp() and g.closed_by in ('person', 'quota')) then
     return true;
-  elsif g.closed_until > clock_timestamp() or (g.probe_until > clock_timestamp() and g.probe_job is distinct from begin_probe.job_id) then
+  elsif g.closed_until > clock_timestamp() or (g.probe_job is distinct from begin_probe.job_id and posthouse.is_probed(g, clock_timestamp())) then
     return false;
   end if;
   update posthouse.gate x set probe_job = begin_probe.job_id, probe_until = clock_timestamp() + interval '1 minute' where x.id = g.id;
@@ -706,8 +711,10 @@ begin
   from (
     select b.lane_id, b.gate_id, b.member
     from unnest(lanes, gate_ids, members, untils) b(lane_id, gate_id, member, until)
-    cross join lateral (select l.awake_until from posthouse.lane l where l.id = b.lane_id offset 0) l
+    cross join lateral (select l.awake_until, l.naps, l.serial from posthouse.lane l where l.id = b.lane_id offset 0) l
     where b.until > now_at + interval '10 seconds' or (coalesce(b.until, 'infinity') > now_at + interval '2 seconds' and l.awake_until < now_at)
+      -- Of these there may be many that wait for a job that runs, and each wakes when it ends.
+      or (b.until is null and l.serial <> '' and l.naps = 0)
     limit 1000) b
   where pg_try_advisory_xact_lock(1346912003, (b.gate_id % 128)::int);
   if lanes is null then
@@ -718,8 +725,11 @@ begin
   update posthouse.lane l set blocked_by = b.gate_id, ready_at = coalesce(b.until, now_at + interval '10 minutes')
   from (
     select x.id, b.gate_id, b.until
-    from unnest(lanes, gate_ids, look.rooms, look.untils) b(lane_id, gate_id, room, until)
-    cross join lateral (select x.id from posthouse.lane x where x.id = b.lane_id and b.room <= 0 for no key update skip locked) x) b
+    from (
+      select u.lane_id, u.gate_id, u.until from unnest(lanes, gate_ids, whose, look.rooms, look.untils) u(lane_id, gate_id, member, room, until)
+      where u.room <= 0 and strpos(u.member, chr(31)) = 0
+      union all select h.lane_id, h.gate_id, h.until from posthouse.serial_held(lanes, clock_timestamp()) h where h.gate_id = any(gate_ids)) b
+    cross join lateral (select x.id from posthouse.lane x where x.id = b.lane_id for no key update skip locked) x) b
   where l.id = b.id;
 end $function$
 ;
@@ -810,6 +820,8 @@ begin
     return 'running';
   end if;
   perform posthouse.archive_job(j, 'cancelled', null, null);
+  -- It may have held up others that share its value.
+  perform posthouse.free_serial(j.lane_id);
   return 'cancelled';
 end $function$
 ;
@@ -1207,6 +1219,9 @@ declare
   share int;
   heads int;                          -- different tenants
   edge bigint;                        -- the last lane of the window
+  ready int;                          -- lanes of the window
+  serial boolean := gated and exists (select from posthouse.gate g where g.name >= 'serial:' and g.name < 'serial;');
+  waiting record;                     -- lanes whose turn it is not
   weighted boolean := exists (select from posthouse.share s where s.queue = any(queues));
   weights real[];                     -- of their tenants
   shares int[];
@@ -1240,10 +1255,26 @@ begin
       order by b.part, l.id limit 256) r;
     exit when lanes is null;
     edge := lanes[256];
+    ready := cardinality(lanes);
+    if serial then
+      -- Those whose turn it is not are left out, all at once.
+      select coalesce(array_agg(h.lane_id), '{}') as lanes, array_agg(h.gate_id) as gates, array_agg(h.member) as members, array_agg(h.until) as untils
+      into waiting from posthouse.serial_held(lanes, due) h;
+      if waiting.lanes <> '{}' then
+        blocked := blocked || waiting.lanes;
+        blockers := blockers || waiting.gates;
+        members := members || waiting.members;
+        untils := untils || waiting.untils;
+        select array_agg(v.lane_id order by v.place), array_agg(v.tenant order by v.place) into lanes, tenants
+        from unnest(lanes, tenants) with ordinality v(lane_id, tenant, place)
+        where not exists (select from unnest(waiting.lanes) w where w = v.lane_id);
+      end if;
+    end if;
     visited := lanes;
     visitors := tenants;
     gave := '{}';
     loop
+      exit when lanes is null;
       share := max_jobs - cardinality(jobs);
       narrowed := false;
       if cardinality(lanes) = 1 then
@@ -1288,22 +1319,27 @@ begin
       -- Those that gave their whole share may have more, or the lanes that waited behind them, or behind one that a gate holds back.
       if narrowed then
         select array_agg(v.lane_id order by v.place), array_agg(v.tenant order by v.place) into lanes, tenants
-        from unnest(visited, visitors) with ordinality v(lane_id, tenant, place) where v.lane_id <> all(blocked);
-        exit when lanes is null;
+        from unnest(visited, visitors) with ordinality v(lane_id, tenant, place)
+        where not exists (select from unnest(blocked) b where b = v.lane_id);
         continue;
       end if;
       select array_agg(g.lane_id order by v.ord), array_agg(l.tenant order by v.ord) into lanes, tenants
       from (select j.lane_id, count(*) as jobs from unnest(took) j group by j.lane_id) g
       join unnest(lanes, quotas) with ordinality v(lane_id, quota, ord) on v.lane_id = g.lane_id and v.quota = g.jobs
       join posthouse.lane l on l.id = g.lane_id;
-      exit when lanes is null;
     end loop;
     if gave = '{}' and blocked = '{}' then
       empty := empty || visited;
     elsif cardinality(visited) > 1 or gave = '{}' then
-      empty := empty || array(select v from unnest(visited) v except select g from unnest(gave || blocked) g);
+      -- Nobody looked into those behind the last one that gave, where it filled the claim.
+      empty := empty || array(
+        select v.lane_id
+        from (select u.lane_id, u.place, g.lane_id is not null as gave, max(u.place) filter (where g.lane_id is not null) over () as last
+              from unnest(visited) with ordinality u(lane_id, place)
+              left join (select distinct x from unnest(gave || blocked) x) g(lane_id) on g.lane_id = u.lane_id) v
+        where not v.gave and (cardinality(jobs) < max_jobs or v.place < v.last));
     end if;
-    exit when cardinality(jobs) >= max_jobs or cardinality(visited) < 256;
+    exit when cardinality(jobs) >= max_jobs or ready < 256;
     if part = 1 then
       after_lanes[1] := edge;
     else
@@ -1354,6 +1390,7 @@ CREATE OR REPLACE FUNCTION posthouse.close_gate(name text, until timestamp with 
  RETURNS void
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
+ SET jit TO 'off'
 AS $function$
 begin
   perform posthouse.check_gate('name', name);
@@ -1376,6 +1413,7 @@ CREATE OR REPLACE FUNCTION posthouse.closures()
  LANGUAGE plpgsql
  STABLE
  SET search_path TO 'pg_catalog', 'pg_temp'
+ SET jit TO 'off'
 AS $function$
 #variable_conflict use_column
 begin
@@ -1397,29 +1435,38 @@ CREATE OR REPLACE FUNCTION posthouse.count_running(counted bigint)
  SET enable_bitmapscan TO 'off'
 AS $function$
 begin
+  -- Jobs are looked up one by one: a join may be planned to go through all of them.
   insert into posthouse.gate_state (gate_id, member, seq, job_ids, fences, seconds, requests, tokens, requests_at, tokens_at,
     month, day, spent_day, spent_month)
+  with newest as materialized (
+    select distinct on (s.member) s.* from posthouse.gate_state s where s.gate_id = counted order by s.member, s.seq desc
+  ), running as materialized (
+    select j.*
+    from posthouse.worker w
+    cross join lateral posthouse.running_jobs(w.id, w.oldest_seq) r
+    cross join lateral (select j.id, j.fence, j.lane_id, j.instead from posthouse.job j where j.id = r.id offset 0) j
+  ), lanes as materialized (
+    select array_agg(d.lane_id) as ids, array_agg(d.instead) as insteads from (select distinct r.lane_id, r.instead from running r) d
+  ), passed as materialized (
+    select l.ids[g.place] as lane_id, l.insteads[g.place] as instead, g.member
+    from lanes l cross join lateral posthouse.gates_of(l.ids, l.insteads) g where g.gate_id = counted and l.ids is not null
+  )
   select counted, r.member, coalesce(s.seq, 0) + 1, r.job_ids, r.fences, s.seconds, s.requests, s.tokens, s.requests_at, s.tokens_at,
     s.month, s.day, s.spent_day, s.spent_month
   from (
     select u.member, array_agg(u.id order by u.id) as job_ids, array_agg(u.fence order by u.id) as fences
     from (
-      select x.member, j.id, j.fence
-      from posthouse.worker w
-      cross join lateral posthouse.running_jobs(w.id, w.oldest_seq) r
-      join posthouse.job j on j.id = r.id
-      cross join lateral (select x.member from posthouse.gates_of(array[j.lane_id], array[j.instead]) x where x.gate_id = counted) x
+      select p.member, r.id, r.fence from passed p join running r on r.lane_id = p.lane_id and r.instead is not distinct from p.instead
       union
-      select s.member, j.id, j.fence
-      from (select distinct on (s.member) s.* from posthouse.gate_state s where s.gate_id = counted order by s.member, s.seq desc) s
-      cross join lateral unnest(s.job_ids, s.fences) u(id, fence)
-      join posthouse.job j on j.id = u.id and j.fence = u.fence and j.state = 'running') u
+      select n.member, j.id, j.fence
+      from newest n
+      cross join lateral unnest(n.job_ids, n.fences) u(id, fence)
+      cross join lateral (select j.id, j.fence from posthouse.job j where j.id = u.id and j.fence = u.fence and j.state = 'running' offset 0) j) u
     group by u.member) r
-  left join lateral (select s.* from posthouse.gate_state s where s.gate_id = counted and s.member = r.member order by s.seq desc limit 1) s on true;
+  left join newest s on s.member = r.member;
   -- So that they count as jobs that passed gates.
   update posthouse.job j set reserved = 0
-  from (select unnest(s.job_ids) as id from posthouse.gate_state s where s.gate_id = counted) c
-  where j.id = c.id and j.state = 'running' and j.reserved is null;
+  where j.id = any(array(select unnest(s.job_ids) from posthouse.gate_state s where s.gate_id = counted)) and j.state = 'running' and j.reserved is null;
 end $function$
 ;
 
@@ -1436,7 +1483,8 @@ declare
   place int;
 begin
   s.gate_id := g.id;
-  s.seq := coalesce(s.seq, 0) + 1;
+  -- What jobs shared that ran one at a time is forgotten when none is left, and begins anew behind what was there.
+  s.seq := coalesce(s.seq, case when g.name like 'serial:%' then extract(epoch from now_at) * 1000 else 0 end) + 1;
   if g.max_running is not null then
     s.job_ids := s.job_ids || new_ids;
     s.fences := s.fences || new_fences;
@@ -1625,6 +1673,7 @@ declare
   kinds text[];
   lanes bigint[] := '{}';
   needed boolean[];
+  serial boolean;                     -- some queue runs what jobs share one at a time
 begin
   if jobs is null or jsonb_typeof(jobs) <> 'array' then
     raise exception using errcode = 'PH001', message = 'jobs: must be a JSON array of objects';
@@ -1642,17 +1691,22 @@ begin
         else j.job end order by j.place)
     into jobs from jsonb_array_elements(jobs) with ordinality j(job, place);
   end if;
-  if exists (select from posthouse.queue q where q.serial_by is not null) then
-    -- What jobs share goes with them as a gate that nobody can ask for by name.
-    select jsonb_agg(case when s.value <> '' then j.job || jsonb_build_object('gates', coalesce(j.job -> 'gates', '[]') || to_jsonb(chr(31) || s.value))
+  serial := exists (select from posthouse.queue q where q.serial_by is not null);
+  if serial then
+    -- What jobs share goes with them as the last of their gates, with a mark that no name of a gate has.
+    select jsonb_agg(case when s.gates is not null and (s.value <> '' or jsonb_array_length(s.gates) > 0) then j.job || jsonb_build_object('gates', s.gates || to_jsonb(chr(31) || s.value))
         else j.job end order by j.place)
     into jobs
     from jsonb_array_elements(jobs) with ordinality j(job, place)
     cross join lateral (
       select coalesce((select posthouse.serial_value(j.job -> 'payload', q.serial_by) from posthouse.queue q
-        where q.name = coalesce(j.job ->> 'queue', 'default') and q.serial_by is not null), '') as value) s;
+          where q.name = coalesce(j.job ->> 'queue', 'default') and q.serial_by is not null), '') as value,
+        case coalesce(jsonb_typeof(j.job -> 'gates'), 'null') when 'array' then j.job -> 'gates' when 'null' then '[]' end as gates) s;
   end if;
   select s.* into seen from posthouse.survey(jobs, n) s;
+  if not serial and array_remove(seen.serials, null) <> '{}' then
+    perform posthouse.check_gates(array[chr(31)]);
+  end if;
   if session_user <> current_user then
     perform posthouse.check_enqueue(t, k) from unnest(seen.tenants, seen.kinds) x(t, k);
   end if;
@@ -1785,6 +1839,26 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.first_due(lane_id bigint, due timestamp with time zone)
+ RETURNS TABLE(run_at timestamp with time zone, id bigint)
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
+AS $function$
+#variable_conflict use_column
+begin
+  return query
+    select j.run_at, j.id from posthouse.job j
+    where j.lane_id = first_due.lane_id and j.state = 'queued' and j.run_at <= due
+      and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = first_due.lane_id
+                                order by f.floor_at desc limit 1), '-infinity')
+    order by j.lane_id, j.run_at, j.id limit 1;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.fold()
  RETURNS void
  LANGUAGE plpgsql
@@ -1803,6 +1877,10 @@ begin
   delete from posthouse.gate_state s using (
     select x.gate_id, x.member, max(x.seq) as newest from posthouse.gate_state x group by x.gate_id, x.member) n
   where s.gate_id = n.gate_id and s.member = n.member and s.seq < n.newest;
+  -- What jobs share that run one at a time, where none of them has begun: there may be as many values as jobs.
+  delete from posthouse.gate_state s using posthouse.gate g
+  where g.name >= 'serial:' and g.name < 'serial;' and s.gate_id = g.id
+    and not exists (select from unnest(s.job_ids, s.fences) u(id, fence) join posthouse.job j on j.id = u.id and j.fence = u.fence);
   delete from posthouse.dedupe d where (d.tenant, d.scope, d.key) in (
     select x.tenant, x.scope, x.key from posthouse.dedupe x where x.expires_at < clock_timestamp()
     order by x.tenant, x.scope, x.key limit 10000 for update skip locked);
@@ -2034,6 +2112,18 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.free_serial(lane_id bigint)
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+  perform posthouse.wake_blocked(g.id, l.tenant || chr(31) || l.serial, 1)
+  from posthouse.lane l join posthouse.gate g on g.name = 'serial:' || l.queue
+  where l.id = free_serial.lane_id and l.serial <> '';
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.gate_room(g posthouse.gate, s posthouse.gate_state, running integer, now_at timestamp with time zone, OUT room integer, OUT until timestamp with time zone, OUT is_probe boolean, OUT weighs boolean, OUT is_spent boolean)
  RETURNS record
  LANGUAGE plpgsql
@@ -2055,7 +2145,7 @@ begin
       room := 0; until := g.closed_until;
       return;
     elsif g.closed_by in ('provider', 'breaker') then
-      if g.probe_until > now_at then
+      if posthouse.is_probed(g, now_at) then
         room := 0; until := g.probe_until;
         return;
       end if;
@@ -2559,6 +2649,18 @@ AS $function$
 $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.is_probed(g posthouse.gate, now_at timestamp with time zone)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+AS $function$
+begin
+  return g.probe_until > now_at and exists (select from posthouse.job j where j.id = g.probe_job and j.state = 'running');
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.is_trusted()
  RETURNS boolean
  LANGUAGE plpgsql
@@ -2929,6 +3031,7 @@ CREATE OR REPLACE FUNCTION posthouse.next_due(worker uuid)
  SET enable_seqscan TO 'off'
  SET enable_bitmapscan TO 'off'
  SET plan_cache_mode TO 'force_generic_plan'
+ SET jit TO 'off'
 AS $function$
 declare
   gated boolean := exists (select from posthouse.gate);
@@ -2936,26 +3039,33 @@ declare
   held boolean;
 begin
   -- Gates of the first 64 lanes with due jobs are looked at; what is behind them may find something at once.
-  select min(d.due_at) filter (where d.due_at < 'infinity'), coalesce(bool_or(d.due_at = 'infinity'), false) into first_at, held
+  with d as materialized (
+    select l.id as lane_id, greatest(l.ready_at, j.run_at) as due_at
+    from posthouse.worker w
+    cross join lateral unnest(w.queues) q(name)
+    cross join lateral (
+      select l.id, l.ready_at from posthouse.lane l
+      where l.queue = q.name and l.ready_at < 'infinity' and l.kind = any(w.kinds)
+      order by l.queue, l.priority, l.id limit 1000) l
+    cross join lateral (
+      select j.run_at from posthouse.job j
+      where j.lane_id = l.id and j.state = 'queued'
+        and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
+                                  order by f.floor_at desc limit 1), '-infinity')
+      order by j.lane_id, j.run_at, j.id limit 1) j
+    where w.id = next_due.worker
+  ), h as materialized (
+    select h.lane_id, coalesce(h.until, 'infinity') as until
+    from posthouse.serial_held(case when gated then array(select d.lane_id from d where d.due_at <= clock_timestamp()) else '{}' end, clock_timestamp()) h
+  ), x as materialized (
+    select d.lane_id, greatest(d.due_at, h.until) as due_at, row_number() over (order by h.lane_id is not null, d.due_at) as place
+    from d left join h on h.lane_id = d.lane_id
+  )
+  select min(x.due_at) filter (where x.due_at < 'infinity'), coalesce(bool_or(x.due_at = 'infinity'), false) into first_at, held
   from (
-    select case when gated and d.due_at <= clock_timestamp() and d.place <= 64 then greatest(d.due_at, posthouse.gates_open_at(d.lane_id))
-      else d.due_at end as due_at
-    from (
-      select l.id as lane_id, greatest(l.ready_at, j.run_at) as due_at,
-        row_number() over (order by greatest(l.ready_at, j.run_at)) as place
-      from posthouse.worker w
-      cross join lateral unnest(w.queues) q(name)
-      cross join lateral (
-        select l.id, l.ready_at from posthouse.lane l
-        where l.queue = q.name and l.ready_at < 'infinity' and l.kind = any(w.kinds)
-        order by l.queue, l.priority, l.id limit 1000) l
-      cross join lateral (
-        select j.run_at from posthouse.job j
-        where j.lane_id = l.id and j.state = 'queued'
-          and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
-                                    order by f.floor_at desc limit 1), '-infinity')
-        order by j.lane_id, j.run_at, j.id limit 1) j
-      where w.id = next_due.worker) d) d;
+    select case when gated and x.due_at <= clock_timestamp() and x.place <= 64 then greatest(x.due_at, posthouse.gates_open_at(x.lane_id))
+      else x.due_at end as due_at
+    from x) x;
   -- Not greatest(): that would make 0 of null.
   return case
     when first_at <= clock_timestamp() then 0
@@ -3084,6 +3194,7 @@ CREATE OR REPLACE FUNCTION posthouse.open_gate(name text)
  RETURNS boolean
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
+ SET jit TO 'off'
 AS $function$
 declare
   opened bigint;
@@ -3348,10 +3459,12 @@ CREATE OR REPLACE FUNCTION posthouse.remove_gate(name text)
  RETURNS boolean
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
+ SET jit TO 'off'
 AS $function$
 declare
   gone bigint;
 begin
+  perform posthouse.check_gate('name', name);
   perform posthouse.hold_gates();
   perform posthouse.wake_gate(name);
   delete from posthouse.gate g where g.name = remove_gate.name returning g.id into gone;
@@ -3366,6 +3479,7 @@ CREATE OR REPLACE FUNCTION posthouse.report_endpoint(endpoint text, verdict text
  SET search_path TO 'pg_catalog', 'pg_temp'
  SET enable_seqscan TO 'off'
  SET enable_bitmapscan TO 'off'
+ SET jit TO 'off'
 AS $function$
 declare
   gate_name text := 'endpoint:' || endpoint;
@@ -3564,6 +3678,7 @@ CREATE OR REPLACE FUNCTION posthouse.retire_worker(worker uuid)
  SET search_path TO 'pg_catalog', 'pg_temp'
  SET enable_seqscan TO 'off'
  SET enable_bitmapscan TO 'off'
+ SET jit TO 'off'
 AS $function$
 declare
   from_seq bigint;
@@ -3610,6 +3725,7 @@ begin
   if j.id is not null then
     if j.run_at > clock_timestamp() then
       perform posthouse.requeue_job(j, clock_timestamp(), false, false, 'retry asked for');
+      perform posthouse.free_serial(j.lane_id);
     end if;
     return 'queued';
   end if;
@@ -3845,6 +3961,43 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.serial_held(lanes bigint[], due timestamp with time zone)
+ RETURNS TABLE(lane_id bigint, gate_id bigint, member text, until timestamp with time zone)
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET enable_hashjoin TO 'off'
+ SET enable_mergejoin TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
+AS $function$
+#variable_conflict use_column
+begin
+  return query
+    select l.id, g.id, l.tenant || chr(31) || l.serial,
+      case when b.state is null then due + interval '1 second' when b.state <> 'queued' then null else greatest(b.run_at, due + interval '1 second') end
+    from unnest(lanes) u(id)
+    cross join lateral (select l.id, l.queue, l.tenant, l.serial from posthouse.lane l where l.id = u.id and l.serial <> '' offset 0) l
+    cross join lateral (select g.id from posthouse.gate g where g.name = 'serial:' || l.queue offset 0) g
+    left join lateral (
+      select s.job_ids, s.fences from posthouse.gate_state s where s.gate_id = g.id and s.member = l.tenant || chr(31) || l.serial
+      order by s.gate_id desc, s.member desc, s.seq desc limit 1) s on true
+    left join lateral (
+      select j.state, j.run_at, j.lane_id from unnest(s.job_ids, s.fences) x(id, fence)
+      cross join lateral (select j.state, j.run_at, j.lane_id, j.fence from posthouse.job j where j.id = x.id offset 0) j
+      where j.fence = x.fence limit 1) b on true
+    where case when b.state is not null then b.state <> 'queued' or b.run_at > due or b.lane_id <> l.id
+      else exists (
+        select from (
+          select k.id from posthouse.lane k
+          where k.queue = l.queue and k.tenant = l.tenant and k.serial = l.serial and k.id <> l.id offset 0) k
+        cross join lateral posthouse.first_due(k.id, due) other
+        cross join lateral posthouse.first_due(l.id, due) own
+        where (other.run_at, other.id) < (own.run_at, own.id)) end;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.serial_next(lane_id bigint, s posthouse.gate_state, due timestamp with time zone, OUT job_id bigint, OUT until timestamp with time zone)
  RETURNS record
  LANGUAGE plpgsql
@@ -3870,15 +4023,10 @@ begin
     end if;
     return;
   end if;
-  select x.id, x.lane_id into job_id, j.lane_id
+  select x.id, k.id into job_id, j.lane_id
   from posthouse.lane l
   join posthouse.lane k on k.queue = l.queue and k.tenant = l.tenant and k.serial = l.serial
-  cross join lateral (
-    select x.id, x.lane_id, x.run_at from posthouse.job x
-    where x.lane_id = k.id and x.state = 'queued' and x.run_at <= due
-      and x.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = k.id
-                                order by f.floor_at desc limit 1), '-infinity')
-    order by x.lane_id, x.run_at, x.id limit 1) x
+  cross join lateral posthouse.first_due(k.id, due) x
   where l.id = serial_next.lane_id
   order by x.run_at, x.id limit 1;
   if j.lane_id <> serial_next.lane_id then
@@ -3898,6 +4046,25 @@ declare
   value text := case when jsonb_typeof(payload) = 'object' then payload ->> field end;
 begin
   return case when value is null then '' when octet_length(value) <= 200 then value else md5(value) end;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.serial_waits(gate_id bigint, member text)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
+AS $function$
+begin
+  return exists (
+    select from posthouse.gate g
+    join posthouse.lane l on l.queue = substr(g.name, 8) and l.tenant = split_part(member, chr(31), 1)
+      and l.serial = substr(member, strpos(member, chr(31)) + 1)
+    cross join lateral posthouse.first_due(l.id, clock_timestamp())
+    where g.id = serial_waits.gate_id);
 end $function$
 ;
 
@@ -3955,6 +4122,7 @@ CREATE OR REPLACE FUNCTION posthouse.set_gate(name text, max_running integer DEF
  SET search_path TO 'pg_catalog', 'pg_temp'
  SET enable_seqscan TO 'off'
  SET enable_bitmapscan TO 'off'
+ SET jit TO 'off'
 AS $function$
 declare
   complaint text;
@@ -4012,6 +4180,7 @@ CREATE OR REPLACE FUNCTION posthouse.set_kind(kind text, gates text[], max_outpu
  RETURNS void
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
+ SET jit TO 'off'
 AS $function$
 declare
   name text;
@@ -4054,6 +4223,7 @@ CREATE OR REPLACE FUNCTION posthouse.set_route(model text, endpoints text[])
  RETURNS void
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
+ SET jit TO 'off'
 AS $function$
 declare
   name text;
@@ -4098,6 +4268,7 @@ CREATE OR REPLACE FUNCTION posthouse.set_tenant(tenant text, weight real)
  RETURNS void
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
+ SET jit TO 'off'
 AS $function$
 begin
   perform posthouse.check_name('tenant', tenant);
@@ -4286,15 +4457,21 @@ AS $function$
 declare
   lanes bigint[];
   insteads text[];
+  passed_places int[];                -- pairs of a lane and a gate
+  passed bigint[];
+  members text[];
+  sleepless bigint[];                 -- gates for which no lane sleeps
   r record;
 begin
   select array_agg(x.lane_id), case when count(x.instead) > 0 then array_agg(x.instead) end into lanes, insteads
   from (select distinct j.lane_id, j.instead from unnest(jobs) j) x;
+  select array_agg(g.place), array_agg(g.gate_id), array_agg(g.member) into passed_places, passed, members
+  from posthouse.gates_of(lanes, insteads) g;
   for r in
     select array_agg(x.gate_id order by x.gate_id, x.member) as gate_ids, array_agg(x.member order by x.gate_id, x.member) as members
     from (
       select distinct g.gate_id, g.member
-      from posthouse.gates_of(lanes, insteads) g
+      from unnest(passed, members) g(gate_id, member)
       cross join lateral (
         select from posthouse.gate x where x.id = g.gate_id
           and num_nonnulls(x.requests_per_minute, x.tokens_per_minute, x.money_per_day, x.money_per_month) > 0 offset 0) x) x
@@ -4303,22 +4480,36 @@ begin
       perform posthouse.true_up(jobs, usages, called, lanes, insteads, r.gate_ids, r.members, wait);
     end if;
   end loop;
+  -- Those of other workers who found no room look again.
+  if exists (
+    select from (select distinct g.gate_id, g.member from unnest(passed, members) g(gate_id, member)) g
+    cross join lateral (select x.max_running from posthouse.gate x where x.id = g.gate_id offset 0) x
+    cross join lateral (
+      select cardinality(s.job_ids) as running from posthouse.gate_state s where s.gate_id = g.gate_id and s.member = g.member
+      order by s.gate_id desc, s.member desc, s.seq desc limit 1) s
+    where s.running >= x.max_running and (strpos(g.member, chr(31)) = 0 or posthouse.serial_waits(g.gate_id, g.member))) then
+    perform posthouse.notify_queue('*');
+  end if;
+  -- Held before the look, as posthouse.wake_blocked does.
+  perform pg_advisory_xact_lock_shared(1346912003, k.key) from (select distinct (g % 128)::int as key from unnest(passed) g) k;
+  sleepless := array(
+    select d.id from (select distinct g as id from unnest(passed) g) d
+    where not exists (select from posthouse.lane l where l.blocked_by = d.id));
   for r in
-    select x.gate_id, x.member, count(*)::int as jobs, x.max_running
+    select x.gate_id, x.member, count(*)::int as jobs
     from (
-      select g.place, g.gate_id, g.member, x.max_running
-      from posthouse.gates_of(lanes, insteads) g
+      select g.place, g.gate_id, g.member
+      from unnest(passed_places, passed, members) g(place, gate_id, member)
       cross join lateral (
-        select x.max_running from posthouse.gate x
-        where x.id = g.gate_id and (num_nonnulls(x.max_running, x.tokens_per_minute) > 0 or x.requests_per_minute is not null and false = any(called)) offset 0) x) x
+        select x.name from posthouse.gate x
+        where x.id = g.gate_id and (num_nonnulls(x.max_running, x.tokens_per_minute) > 0 or x.requests_per_minute is not null and false = any(called)) offset 0) x
+      where g.gate_id <> all(sleepless)
+        -- Of thousands of tenants most have none that sleeps.
+        and (x.name <> 'tenant:*' and x.name not like 'serial:%'
+             or exists (select from posthouse.lane l where l.blocked_by = g.gate_id and l.tenant = split_part(g.member, chr(31), 1)))) x
     join unnest(jobs) j on j.lane_id = lanes[x.place] and j.instead is not distinct from insteads[x.place]
-    group by x.gate_id, x.member, x.max_running
+    group by x.gate_id, x.member
   loop
-    -- Those of other workers who found no room look again.
-    if r.max_running <= (select cardinality(s.job_ids) from posthouse.gate_state s where s.gate_id = r.gate_id and s.member = r.member
-                         order by s.gate_id desc, s.member desc, s.seq desc limit 1) then
-      perform posthouse.notify_queue('*');
-    end if;
     perform posthouse.wake_blocked(r.gate_id, r.member, r.jobs);
   end loop;
 end $function$
@@ -4582,6 +4773,7 @@ CREATE OR REPLACE FUNCTION posthouse.survey(jobs jsonb, n integer, OUT queues te
 AS $function$
 declare
   r record;
+  marked boolean;                     -- the last gate is what jobs share
   doubtful boolean := pg_column_size(jobs) > 33554432;   -- else no payload is too large
 begin
   line_of := array_fill(1, array[n]);
@@ -4605,9 +4797,9 @@ begin
       tenants := tenants || r.tenant;
       kinds := kinds || r.kind;
       priorities := priorities || r.priority;
-      serials := serials || (select max(substr(g, 2)) from unnest(r.gates) g where g like chr(31) || '%');
-      gates := gates || case when r.gates is not null then
-        posthouse.check_gates(array(select g from unnest(r.gates) g where g not like chr(31) || '%'))::text end;
+      marked := coalesce(r.gates[cardinality(r.gates)] like chr(31) || '%', false);
+      serials := serials || case when marked then substr(r.gates[cardinality(r.gates)], 2) end;
+      gates := gates || case when r.gates is not null then posthouse.check_gates(r.gates[:cardinality(r.gates) - marked::int])::text end;
       dues := dues || '-infinity'::timestamptz;
       keyed := keyed or r.keyed;
       plain := plain and not r.extras;
@@ -4918,6 +5110,7 @@ begin
         where x.lane_id = v.lane_id and x.state = 'queued' and x.run_at <= due
           and x.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = v.lane_id
                                     order by f.floor_at desc limit 1), '-infinity')
+          and x.id <> all(ids)        -- those of the last round are still in line
         order by x.lane_id, x.run_at, x.id limit v.quota for update of x skip locked) x
       where v.quota > 0 and the_one[v.position] is null) t;
     for f in 1 .. n loop
@@ -5442,21 +5635,41 @@ CREATE OR REPLACE FUNCTION posthouse.wake_blocked(gate_id bigint, member text, m
  SET plan_cache_mode TO 'force_generic_plan'
 AS $function$
 declare
+  sleepers bigint[];
   woken int;
 begin
-  -- Whoever puts a lane to sleep holds this lock alone, and has looked at the gate after he had it: see posthouse.block_lane.
+  -- Whoever puts a lane to sleep holds this lock alone, and has looked at the gate after he had it: see posthouse.block_lanes.
   perform pg_advisory_xact_lock_shared(1346912003, (gate_id % 128)::int);
   if not exists (select from posthouse.lane l where l.blocked_by = wake_blocked.gate_id) then
     return 0;
+  elsif coalesce(member, '') = '' then
+    sleepers := array(
+      select x.id from posthouse.lane x where x.blocked_by = wake_blocked.gate_id
+      order by x.blocked_by, x.ready_at limit most for no key update skip locked);
+  elsif strpos(member, chr(31)) > 0 then
+    -- Jobs that run one at a time: all lanes with their value, whichever has the next one. By their names, since values may be many.
+    sleepers := array(
+      select x.id from posthouse.gate g
+      join posthouse.lane x on x.queue = substr(g.name, 8) and x.tenant = split_part(member, chr(31), 1)
+        and x.serial = substr(member, strpos(member, chr(31)) + 1)
+      where g.id = wake_blocked.gate_id and x.blocked_by = wake_blocked.gate_id for no key update of x skip locked);
+  elsif exists (select from posthouse.gate g where g.id = wake_blocked.gate_id and g.name = 'tenant:*') then
+    -- One tenant among thousands.
+    sleepers := array(
+      select x.id from posthouse.lane x
+      where x.blocked_by = wake_blocked.gate_id and x.tenant = member
+      order by x.blocked_by, x.tenant limit most for no key update skip locked);
+  else
+    sleepers := array(
+      select x.id from posthouse.lane x
+      where x.blocked_by = wake_blocked.gate_id
+        and (member = x.queue or 'model:' || member = any(x.gates)
+             or exists (select from posthouse.kind k where k.name = x.kind and 'model:' || member = any(k.gates)))
+      order by x.blocked_by, x.ready_at limit most for no key update skip locked);
   end if;
   update posthouse.lane l set ready_at = least(l.ready_at, clock_timestamp()), blocked_by = null, naps = posthouse.naps(l),
     awake_until = clock_timestamp() + interval '10 seconds' * 8 ^ posthouse.naps(l)
-  where l.id = any(array(
-    select x.id from posthouse.lane x
-    where x.blocked_by = wake_blocked.gate_id
-      and (coalesce(member, '') = '' or member in (x.tenant, x.queue, x.tenant || chr(31) || x.serial) or 'model:' || member = any(x.gates)
-           or exists (select from posthouse.kind k where k.name = x.kind and 'model:' || member = any(k.gates)))
-    order by x.blocked_by, x.ready_at limit most for no key update skip locked));
+  where l.id = any(sleepers);
   get diagnostics woken = row_count;
   if woken > 0 then
     perform posthouse.notify_queue('*');
@@ -5565,11 +5778,18 @@ begin
     select l.blocked_by into at_gate from posthouse.lane l where l.blocked_by > at_gate order by l.blocked_by limit 1;
     exit when at_gate is null;
     for r in
-      select g.member, count(*)::int as lanes
+      select g.member, array_agg(x.id) as lane_ids
       from (select x.id from posthouse.lane x where x.blocked_by = at_gate order by x.blocked_by, x.ready_at limit 64) x
       cross join lateral posthouse.gates_of(array[x.id]) g
       where g.gate_id = at_gate group by g.member
     loop
+      if strpos(r.member, chr(31)) > 0 then
+        -- Whose turn it is counts, not whether there is room.
+        if not exists (select from posthouse.serial_held(r.lane_ids, clock_timestamp()) h having count(*) = cardinality(r.lane_ids)) then
+          woken := woken + posthouse.wake_blocked(at_gate, r.member, 1);
+        end if;
+        continue;
+      end if;
       select * into look from posthouse.look_at_gates(array[at_gate], array[r.member], array[1], clock_timestamp());
       if look.rooms[1] > 0 then
         woken := woken + posthouse.wake_blocked(at_gate, r.member, greatest(64, least(look.rooms[1], 1000)));

@@ -286,6 +286,7 @@ declare
   kinds text[];
   lanes bigint[] := '{}';
   needed boolean[];
+  serial boolean;                     -- some queue runs what jobs share one at a time
 begin
   if jobs is null or jsonb_typeof(jobs) <> 'array' then
     raise exception using errcode = 'PH001', message = 'jobs: must be a JSON array of objects';
@@ -303,17 +304,22 @@ begin
         else j.job end order by j.place)
     into jobs from jsonb_array_elements(jobs) with ordinality j(job, place);
   end if;
-  if exists (select from posthouse.queue q where q.serial_by is not null) then
-    -- What jobs share goes with them as a gate that nobody can ask for by name.
-    select jsonb_agg(case when s.value <> '' then j.job || jsonb_build_object('gates', coalesce(j.job -> 'gates', '[]') || to_jsonb(chr(31) || s.value))
+  serial := exists (select from posthouse.queue q where q.serial_by is not null);
+  if serial then
+    -- What jobs share goes with them as the last of their gates, with a mark that no name of a gate has.
+    select jsonb_agg(case when s.gates is not null and (s.value <> '' or jsonb_array_length(s.gates) > 0) then j.job || jsonb_build_object('gates', s.gates || to_jsonb(chr(31) || s.value))
         else j.job end order by j.place)
     into jobs
     from jsonb_array_elements(jobs) with ordinality j(job, place)
     cross join lateral (
       select coalesce((select posthouse.serial_value(j.job -> 'payload', q.serial_by) from posthouse.queue q
-        where q.name = coalesce(j.job ->> 'queue', 'default') and q.serial_by is not null), '') as value) s;
+          where q.name = coalesce(j.job ->> 'queue', 'default') and q.serial_by is not null), '') as value,
+        case coalesce(jsonb_typeof(j.job -> 'gates'), 'null') when 'array' then j.job -> 'gates' when 'null' then '[]' end as gates) s;
   end if;
   select s.* into seen from posthouse.survey(jobs, n) s;
+  if not serial and array_remove(seen.serials, null) <> '{}' then
+    perform posthouse.check_gates(array[chr(31)]);
+  end if;
   if session_user <> current_user then
     perform posthouse.check_enqueue(t, k) from unnest(seen.tenants, seen.kinds) x(t, k);
   end if;
@@ -366,6 +372,7 @@ set plan_cache_mode = force_generic_plan
 as $$
 declare
   r record;
+  marked boolean;                     -- the last gate is what jobs share
   doubtful boolean := pg_column_size(jobs) > 33554432;   -- else no payload is too large
 begin
   line_of := array_fill(1, array[n]);
@@ -389,9 +396,9 @@ begin
       tenants := tenants || r.tenant;
       kinds := kinds || r.kind;
       priorities := priorities || r.priority;
-      serials := serials || (select max(substr(g, 2)) from unnest(r.gates) g where g like chr(31) || '%');
-      gates := gates || case when r.gates is not null then
-        posthouse.check_gates(array(select g from unnest(r.gates) g where g not like chr(31) || '%'))::text end;
+      marked := coalesce(r.gates[cardinality(r.gates)] like chr(31) || '%', false);
+      serials := serials || case when marked then substr(r.gates[cardinality(r.gates)], 2) end;
+      gates := gates || case when r.gates is not null then posthouse.check_gates(r.gates[:cardinality(r.gates) - marked::int])::text end;
       dues := dues || '-infinity'::timestamptz;
       keyed := keyed or r.keyed;
       plain := plain and not r.extras;

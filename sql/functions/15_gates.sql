@@ -97,6 +97,7 @@ as $$
 declare
   gone bigint;
 begin
+  perform posthouse.check_gate('name', name);
   perform posthouse.hold_gates();
   perform posthouse.wake_gate(name);
   delete from posthouse.gate g where g.name = remove_gate.name returning g.id into gone;
@@ -279,21 +280,71 @@ begin
     end if;
     return;
   end if;
-  select x.id, x.lane_id into job_id, j.lane_id
+  select x.id, k.id into job_id, j.lane_id
   from posthouse.lane l
   join posthouse.lane k on k.queue = l.queue and k.tenant = l.tenant and k.serial = l.serial
-  cross join lateral (
-    select x.id, x.lane_id, x.run_at from posthouse.job x
-    where x.lane_id = k.id and x.state = 'queued' and x.run_at <= due
-      and x.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = k.id
-                                order by f.floor_at desc limit 1), '-infinity')
-    order by x.lane_id, x.run_at, x.id limit 1) x
+  cross join lateral posthouse.first_due(k.id, due) x
   where l.id = serial_next.lane_id
   order by x.run_at, x.id limit 1;
   if j.lane_id <> serial_next.lane_id then
     job_id := null;
     until := due + interval '1 second';
   end if;
+end $$;
+
+-- Which of these lanes may not give a job since another one with their value comes first, with the gate, the value, and until when (null:
+-- until that one ends). All at once: there may be thousands. What is open here is looked at again when it is held: see posthouse.serial_next.
+create or replace function posthouse.serial_held(lanes bigint[], due timestamptz)
+returns table (lane_id bigint, gate_id bigint, member text, until timestamptz)
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan
+as $$
+#variable_conflict use_column
+begin
+  return query
+    select l.id, g.id, l.tenant || chr(31) || l.serial,
+      case when b.state is null then due + interval '1 second' when b.state <> 'queued' then null else greatest(b.run_at, due + interval '1 second') end
+    from unnest(lanes) u(id)
+    cross join lateral (select l.id, l.queue, l.tenant, l.serial from posthouse.lane l where l.id = u.id and l.serial <> '' offset 0) l
+    cross join lateral (select g.id from posthouse.gate g where g.name = 'serial:' || l.queue offset 0) g
+    left join lateral (
+      select s.job_ids, s.fences from posthouse.gate_state s where s.gate_id = g.id and s.member = l.tenant || chr(31) || l.serial
+      order by s.gate_id desc, s.member desc, s.seq desc limit 1) s on true
+    left join lateral (
+      select j.state, j.run_at, j.lane_id from unnest(s.job_ids, s.fences) x(id, fence)
+      cross join lateral (select j.state, j.run_at, j.lane_id, j.fence from posthouse.job j where j.id = x.id offset 0) j
+      where j.fence = x.fence limit 1) b on true
+    where case when b.state is not null then b.state <> 'queued' or b.run_at > due or b.lane_id <> l.id
+      else exists (
+        select from (
+          select k.id from posthouse.lane k
+          where k.queue = l.queue and k.tenant = l.tenant and k.serial = l.serial and k.id <> l.id offset 0) k
+        cross join lateral posthouse.first_due(k.id, due) other
+        cross join lateral posthouse.first_due(l.id, due) own
+        where (other.run_at, other.id) < (own.run_at, own.id)) end;
+end $$;
+
+-- The job of a lane that has been due for longest.
+create or replace function posthouse.first_due(lane_id bigint, due timestamptz) returns table (run_at timestamptz, id bigint)
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+#variable_conflict use_column
+begin
+  return query
+    select j.run_at, j.id from posthouse.job j
+    where j.lane_id = first_due.lane_id and j.state = 'queued' and j.run_at <= due
+      and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = first_due.lane_id
+                                order by f.floor_at desc limit 1), '-infinity')
+    order by j.lane_id, j.run_at, j.id limit 1;
 end $$;
 
 -- Work out the shares of tenants that are not all alike: of their weights, and of the tokens that a job of theirs used on average
@@ -524,6 +575,16 @@ begin
       and (g.closed_until > clock_timestamp() or g.closed_by in ('provider', 'breaker'));
 end $$;
 
+-- Whether a job tries a gate whose time is over: one that does not run any more does not.
+create or replace function posthouse.is_probed(g posthouse.gate, now_at timestamptz) returns boolean
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+begin
+  return g.probe_until > now_at and exists (select from posthouse.job j where j.id = g.probe_job and j.state = 'running');
+end $$;
+
 -- Ask to be the one that tries an endpoint whose time is over. True: go on, it is open or this job tries it.
 create or replace function posthouse.begin_probe(endpoint text, job_id bigint) returns boolean
 language plpgsql
@@ -539,7 +600,7 @@ begin
   select * into g from posthouse.gate x where x.name = 'endpoint:' || endpoint for no key update;
   if g.closed_at is null or (g.closed_until <= clock_timestamp() and g.closed_by in ('person', 'quota')) then
     return true;
-  elsif g.closed_until > clock_timestamp() or (g.probe_until > clock_timestamp() and g.probe_job is distinct from begin_probe.job_id) then
+  elsif g.closed_until > clock_timestamp() or (g.probe_job is distinct from begin_probe.job_id and posthouse.is_probed(g, clock_timestamp())) then
     return false;
   end if;
   update posthouse.gate x set probe_job = begin_probe.job_id, probe_until = clock_timestamp() + interval '1 minute' where x.id = g.id;
@@ -555,21 +616,41 @@ set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
+  sleepers bigint[];
   woken int;
 begin
-  -- Whoever puts a lane to sleep holds this lock alone, and has looked at the gate after he had it: see posthouse.block_lane.
+  -- Whoever puts a lane to sleep holds this lock alone, and has looked at the gate after he had it: see posthouse.block_lanes.
   perform pg_advisory_xact_lock_shared(1346912003, (gate_id % 128)::int);
   if not exists (select from posthouse.lane l where l.blocked_by = wake_blocked.gate_id) then
     return 0;
+  elsif coalesce(member, '') = '' then
+    sleepers := array(
+      select x.id from posthouse.lane x where x.blocked_by = wake_blocked.gate_id
+      order by x.blocked_by, x.ready_at limit most for no key update skip locked);
+  elsif strpos(member, chr(31)) > 0 then
+    -- Jobs that run one at a time: all lanes with their value, whichever has the next one. By their names, since values may be many.
+    sleepers := array(
+      select x.id from posthouse.gate g
+      join posthouse.lane x on x.queue = substr(g.name, 8) and x.tenant = split_part(member, chr(31), 1)
+        and x.serial = substr(member, strpos(member, chr(31)) + 1)
+      where g.id = wake_blocked.gate_id and x.blocked_by = wake_blocked.gate_id for no key update of x skip locked);
+  elsif exists (select from posthouse.gate g where g.id = wake_blocked.gate_id and g.name = 'tenant:*') then
+    -- One tenant among thousands.
+    sleepers := array(
+      select x.id from posthouse.lane x
+      where x.blocked_by = wake_blocked.gate_id and x.tenant = member
+      order by x.blocked_by, x.tenant limit most for no key update skip locked);
+  else
+    sleepers := array(
+      select x.id from posthouse.lane x
+      where x.blocked_by = wake_blocked.gate_id
+        and (member = x.queue or 'model:' || member = any(x.gates)
+             or exists (select from posthouse.kind k where k.name = x.kind and 'model:' || member = any(k.gates)))
+      order by x.blocked_by, x.ready_at limit most for no key update skip locked);
   end if;
   update posthouse.lane l set ready_at = least(l.ready_at, clock_timestamp()), blocked_by = null, naps = posthouse.naps(l),
     awake_until = clock_timestamp() + interval '10 seconds' * 8 ^ posthouse.naps(l)
-  where l.id = any(array(
-    select x.id from posthouse.lane x
-    where x.blocked_by = wake_blocked.gate_id
-      and (coalesce(member, '') = '' or member in (x.tenant, x.queue, x.tenant || chr(31) || x.serial) or 'model:' || member = any(x.gates)
-           or exists (select from posthouse.kind k where k.name = x.kind and 'model:' || member = any(k.gates)))
-    order by x.blocked_by, x.ready_at limit most for no key update skip locked));
+  where l.id = any(sleepers);
   get diagnostics woken = row_count;
   if woken > 0 then
     perform posthouse.notify_queue('*');
@@ -609,11 +690,18 @@ begin
     select l.blocked_by into at_gate from posthouse.lane l where l.blocked_by > at_gate order by l.blocked_by limit 1;
     exit when at_gate is null;
     for r in
-      select g.member, count(*)::int as lanes
+      select g.member, array_agg(x.id) as lane_ids
       from (select x.id from posthouse.lane x where x.blocked_by = at_gate order by x.blocked_by, x.ready_at limit 64) x
       cross join lateral posthouse.gates_of(array[x.id]) g
       where g.gate_id = at_gate group by g.member
     loop
+      if strpos(r.member, chr(31)) > 0 then
+        -- Whose turn it is counts, not whether there is room.
+        if not exists (select from posthouse.serial_held(r.lane_ids, clock_timestamp()) h having count(*) = cardinality(r.lane_ids)) then
+          woken := woken + posthouse.wake_blocked(at_gate, r.member, 1);
+        end if;
+        continue;
+      end if;
       select * into look from posthouse.look_at_gates(array[at_gate], array[r.member], array[1], clock_timestamp());
       if look.rooms[1] > 0 then
         woken := woken + posthouse.wake_blocked(at_gate, r.member, greatest(64, least(look.rooms[1], 1000)));

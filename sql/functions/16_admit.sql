@@ -60,7 +60,7 @@ begin
       room := 0; until := g.closed_until;
       return;
     elsif g.closed_by in ('provider', 'breaker') then
-      if g.probe_until > now_at then
+      if posthouse.is_probed(g, now_at) then
         room := 0; until := g.probe_until;
         return;
       end if;
@@ -130,7 +130,8 @@ declare
   place int;
 begin
   s.gate_id := g.id;
-  s.seq := coalesce(s.seq, 0) + 1;
+  -- What jobs shared that ran one at a time is forgotten when none is left, and begins anew behind what was there.
+  s.seq := coalesce(s.seq, case when g.name like 'serial:%' then extract(epoch from now_at) * 1000 else 0 end) + 1;
   if g.max_running is not null then
     s.job_ids := s.job_ids || new_ids;
     s.fences := s.fences || new_fences;
@@ -492,6 +493,7 @@ begin
         where x.lane_id = v.lane_id and x.state = 'queued' and x.run_at <= due
           and x.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = v.lane_id
                                     order by f.floor_at desc limit 1), '-infinity')
+          and x.id <> all(ids)        -- those of the last round are still in line
         order by x.lane_id, x.run_at, x.id limit v.quota for update of x skip locked) x
       where v.quota > 0 and the_one[v.position] is null) t;
     for f in 1 .. n loop
@@ -680,8 +682,10 @@ begin
   from (
     select b.lane_id, b.gate_id, b.member
     from unnest(lanes, gate_ids, members, untils) b(lane_id, gate_id, member, until)
-    cross join lateral (select l.awake_until from posthouse.lane l where l.id = b.lane_id offset 0) l
+    cross join lateral (select l.awake_until, l.naps, l.serial from posthouse.lane l where l.id = b.lane_id offset 0) l
     where b.until > now_at + interval '10 seconds' or (coalesce(b.until, 'infinity') > now_at + interval '2 seconds' and l.awake_until < now_at)
+      -- Of these there may be many that wait for a job that runs, and each wakes when it ends.
+      or (b.until is null and l.serial <> '' and l.naps = 0)
     limit 1000) b
   where pg_try_advisory_xact_lock(1346912003, (b.gate_id % 128)::int);
   if lanes is null then
@@ -692,8 +696,11 @@ begin
   update posthouse.lane l set blocked_by = b.gate_id, ready_at = coalesce(b.until, now_at + interval '10 minutes')
   from (
     select x.id, b.gate_id, b.until
-    from unnest(lanes, gate_ids, look.rooms, look.untils) b(lane_id, gate_id, room, until)
-    cross join lateral (select x.id from posthouse.lane x where x.id = b.lane_id and b.room <= 0 for no key update skip locked) x) b
+    from (
+      select u.lane_id, u.gate_id, u.until from unnest(lanes, gate_ids, whose, look.rooms, look.untils) u(lane_id, gate_id, member, room, until)
+      where u.room <= 0 and strpos(u.member, chr(31)) = 0
+      union all select h.lane_id, h.gate_id, h.until from posthouse.serial_held(lanes, clock_timestamp()) h where h.gate_id = any(gate_ids)) b
+    cross join lateral (select x.id from posthouse.lane x where x.id = b.lane_id for no key update skip locked) x) b
   where l.id = b.id;
 end $$;
 

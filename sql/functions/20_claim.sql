@@ -318,6 +318,9 @@ declare
   share int;
   heads int;                          -- different tenants
   edge bigint;                        -- the last lane of the window
+  ready int;                          -- lanes of the window
+  serial boolean := gated and exists (select from posthouse.gate g where g.name >= 'serial:' and g.name < 'serial;');
+  waiting record;                     -- lanes whose turn it is not
   weighted boolean := exists (select from posthouse.share s where s.queue = any(queues));
   weights real[];                     -- of their tenants
   shares int[];
@@ -351,10 +354,26 @@ begin
       order by b.part, l.id limit 256) r;
     exit when lanes is null;
     edge := lanes[256];
+    ready := cardinality(lanes);
+    if serial then
+      -- Those whose turn it is not are left out, all at once.
+      select coalesce(array_agg(h.lane_id), '{}') as lanes, array_agg(h.gate_id) as gates, array_agg(h.member) as members, array_agg(h.until) as untils
+      into waiting from posthouse.serial_held(lanes, due) h;
+      if waiting.lanes <> '{}' then
+        blocked := blocked || waiting.lanes;
+        blockers := blockers || waiting.gates;
+        members := members || waiting.members;
+        untils := untils || waiting.untils;
+        select array_agg(v.lane_id order by v.place), array_agg(v.tenant order by v.place) into lanes, tenants
+        from unnest(lanes, tenants) with ordinality v(lane_id, tenant, place)
+        where not exists (select from unnest(waiting.lanes) w where w = v.lane_id);
+      end if;
+    end if;
     visited := lanes;
     visitors := tenants;
     gave := '{}';
     loop
+      exit when lanes is null;
       share := max_jobs - cardinality(jobs);
       narrowed := false;
       if cardinality(lanes) = 1 then
@@ -399,22 +418,27 @@ begin
       -- Those that gave their whole share may have more, or the lanes that waited behind them, or behind one that a gate holds back.
       if narrowed then
         select array_agg(v.lane_id order by v.place), array_agg(v.tenant order by v.place) into lanes, tenants
-        from unnest(visited, visitors) with ordinality v(lane_id, tenant, place) where v.lane_id <> all(blocked);
-        exit when lanes is null;
+        from unnest(visited, visitors) with ordinality v(lane_id, tenant, place)
+        where not exists (select from unnest(blocked) b where b = v.lane_id);
         continue;
       end if;
       select array_agg(g.lane_id order by v.ord), array_agg(l.tenant order by v.ord) into lanes, tenants
       from (select j.lane_id, count(*) as jobs from unnest(took) j group by j.lane_id) g
       join unnest(lanes, quotas) with ordinality v(lane_id, quota, ord) on v.lane_id = g.lane_id and v.quota = g.jobs
       join posthouse.lane l on l.id = g.lane_id;
-      exit when lanes is null;
     end loop;
     if gave = '{}' and blocked = '{}' then
       empty := empty || visited;
     elsif cardinality(visited) > 1 or gave = '{}' then
-      empty := empty || array(select v from unnest(visited) v except select g from unnest(gave || blocked) g);
+      -- Nobody looked into those behind the last one that gave, where it filled the claim.
+      empty := empty || array(
+        select v.lane_id
+        from (select u.lane_id, u.place, g.lane_id is not null as gave, max(u.place) filter (where g.lane_id is not null) over () as last
+              from unnest(visited) with ordinality u(lane_id, place)
+              left join (select distinct x from unnest(gave || blocked) x) g(lane_id) on g.lane_id = u.lane_id) v
+        where not v.gave and (cardinality(jobs) < max_jobs or v.place < v.last));
     end if;
-    exit when cardinality(jobs) >= max_jobs or cardinality(visited) < 256;
+    exit when cardinality(jobs) >= max_jobs or ready < 256;
     if part = 1 then
       after_lanes[1] := edge;
     else
@@ -493,26 +517,33 @@ declare
   held boolean;
 begin
   -- Gates of the first 64 lanes with due jobs are looked at; what is behind them may find something at once.
-  select min(d.due_at) filter (where d.due_at < 'infinity'), coalesce(bool_or(d.due_at = 'infinity'), false) into first_at, held
+  with d as materialized (
+    select l.id as lane_id, greatest(l.ready_at, j.run_at) as due_at
+    from posthouse.worker w
+    cross join lateral unnest(w.queues) q(name)
+    cross join lateral (
+      select l.id, l.ready_at from posthouse.lane l
+      where l.queue = q.name and l.ready_at < 'infinity' and l.kind = any(w.kinds)
+      order by l.queue, l.priority, l.id limit 1000) l
+    cross join lateral (
+      select j.run_at from posthouse.job j
+      where j.lane_id = l.id and j.state = 'queued'
+        and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
+                                  order by f.floor_at desc limit 1), '-infinity')
+      order by j.lane_id, j.run_at, j.id limit 1) j
+    where w.id = next_due.worker
+  ), h as materialized (
+    select h.lane_id, coalesce(h.until, 'infinity') as until
+    from posthouse.serial_held(case when gated then array(select d.lane_id from d where d.due_at <= clock_timestamp()) else '{}' end, clock_timestamp()) h
+  ), x as materialized (
+    select d.lane_id, greatest(d.due_at, h.until) as due_at, row_number() over (order by h.lane_id is not null, d.due_at) as place
+    from d left join h on h.lane_id = d.lane_id
+  )
+  select min(x.due_at) filter (where x.due_at < 'infinity'), coalesce(bool_or(x.due_at = 'infinity'), false) into first_at, held
   from (
-    select case when gated and d.due_at <= clock_timestamp() and d.place <= 64 then greatest(d.due_at, posthouse.gates_open_at(d.lane_id))
-      else d.due_at end as due_at
-    from (
-      select l.id as lane_id, greatest(l.ready_at, j.run_at) as due_at,
-        row_number() over (order by greatest(l.ready_at, j.run_at)) as place
-      from posthouse.worker w
-      cross join lateral unnest(w.queues) q(name)
-      cross join lateral (
-        select l.id, l.ready_at from posthouse.lane l
-        where l.queue = q.name and l.ready_at < 'infinity' and l.kind = any(w.kinds)
-        order by l.queue, l.priority, l.id limit 1000) l
-      cross join lateral (
-        select j.run_at from posthouse.job j
-        where j.lane_id = l.id and j.state = 'queued'
-          and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
-                                    order by f.floor_at desc limit 1), '-infinity')
-        order by j.lane_id, j.run_at, j.id limit 1) j
-      where w.id = next_due.worker) d) d;
+    select case when gated and x.due_at <= clock_timestamp() and x.place <= 64 then greatest(x.due_at, posthouse.gates_open_at(x.lane_id))
+      else x.due_at end as due_at
+    from x) x;
   -- Not greatest(): that would make 0 of null.
   return case
     when first_at <= clock_timestamp() then 0

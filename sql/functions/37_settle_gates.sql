@@ -14,15 +14,21 @@ as $$
 declare
   lanes bigint[];
   insteads text[];
+  passed_places int[];                -- pairs of a lane and a gate
+  passed bigint[];
+  members text[];
+  sleepless bigint[];                 -- gates for which no lane sleeps
   r record;
 begin
   select array_agg(x.lane_id), case when count(x.instead) > 0 then array_agg(x.instead) end into lanes, insteads
   from (select distinct j.lane_id, j.instead from unnest(jobs) j) x;
+  select array_agg(g.place), array_agg(g.gate_id), array_agg(g.member) into passed_places, passed, members
+  from posthouse.gates_of(lanes, insteads) g;
   for r in
     select array_agg(x.gate_id order by x.gate_id, x.member) as gate_ids, array_agg(x.member order by x.gate_id, x.member) as members
     from (
       select distinct g.gate_id, g.member
-      from posthouse.gates_of(lanes, insteads) g
+      from unnest(passed, members) g(gate_id, member)
       cross join lateral (
         select from posthouse.gate x where x.id = g.gate_id
           and num_nonnulls(x.requests_per_minute, x.tokens_per_minute, x.money_per_day, x.money_per_month) > 0 offset 0) x) x
@@ -31,22 +37,36 @@ begin
       perform posthouse.true_up(jobs, usages, called, lanes, insteads, r.gate_ids, r.members, wait);
     end if;
   end loop;
+  -- Those of other workers who found no room look again.
+  if exists (
+    select from (select distinct g.gate_id, g.member from unnest(passed, members) g(gate_id, member)) g
+    cross join lateral (select x.max_running from posthouse.gate x where x.id = g.gate_id offset 0) x
+    cross join lateral (
+      select cardinality(s.job_ids) as running from posthouse.gate_state s where s.gate_id = g.gate_id and s.member = g.member
+      order by s.gate_id desc, s.member desc, s.seq desc limit 1) s
+    where s.running >= x.max_running and (strpos(g.member, chr(31)) = 0 or posthouse.serial_waits(g.gate_id, g.member))) then
+    perform posthouse.notify_queue('*');
+  end if;
+  -- Held before the look, as posthouse.wake_blocked does.
+  perform pg_advisory_xact_lock_shared(1346912003, k.key) from (select distinct (g % 128)::int as key from unnest(passed) g) k;
+  sleepless := array(
+    select d.id from (select distinct g as id from unnest(passed) g) d
+    where not exists (select from posthouse.lane l where l.blocked_by = d.id));
   for r in
-    select x.gate_id, x.member, count(*)::int as jobs, x.max_running
+    select x.gate_id, x.member, count(*)::int as jobs
     from (
-      select g.place, g.gate_id, g.member, x.max_running
-      from posthouse.gates_of(lanes, insteads) g
+      select g.place, g.gate_id, g.member
+      from unnest(passed_places, passed, members) g(place, gate_id, member)
       cross join lateral (
-        select x.max_running from posthouse.gate x
-        where x.id = g.gate_id and (num_nonnulls(x.max_running, x.tokens_per_minute) > 0 or x.requests_per_minute is not null and false = any(called)) offset 0) x) x
+        select x.name from posthouse.gate x
+        where x.id = g.gate_id and (num_nonnulls(x.max_running, x.tokens_per_minute) > 0 or x.requests_per_minute is not null and false = any(called)) offset 0) x
+      where g.gate_id <> all(sleepless)
+        -- Of thousands of tenants most have none that sleeps.
+        and (x.name <> 'tenant:*' and x.name not like 'serial:%'
+             or exists (select from posthouse.lane l where l.blocked_by = g.gate_id and l.tenant = split_part(g.member, chr(31), 1)))) x
     join unnest(jobs) j on j.lane_id = lanes[x.place] and j.instead is not distinct from insteads[x.place]
-    group by x.gate_id, x.member, x.max_running
+    group by x.gate_id, x.member
   loop
-    -- Those of other workers who found no room look again.
-    if r.max_running <= (select cardinality(s.job_ids) from posthouse.gate_state s where s.gate_id = r.gate_id and s.member = r.member
-                         order by s.gate_id desc, s.member desc, s.seq desc limit 1) then
-      perform posthouse.notify_queue('*');
-    end if;
     perform posthouse.wake_blocked(r.gate_id, r.member, r.jobs);
   end loop;
 end $$;
@@ -169,4 +189,32 @@ begin
   return exists (
     select from posthouse.gates_of(array[lane_id]) g join posthouse.gate x on x.id = g.gate_id
     where x.closed_at is not null and (x.closed_until > clock_timestamp() or x.closed_by in ('provider', 'breaker')));
+end $$;
+
+-- Wake the lanes of jobs that run one at a time with this lane's, after one of them was moved or is no longer in line.
+create or replace function posthouse.free_serial(lane_id bigint) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform posthouse.wake_blocked(g.id, l.tenant || chr(31) || l.serial, 1)
+  from posthouse.lane l join posthouse.gate g on g.name = 'serial:' || l.queue
+  where l.id = free_serial.lane_id and l.serial <> '';
+end $$;
+
+-- Whether a due job waits for others that share its value.
+create or replace function posthouse.serial_waits(gate_id bigint, member text) returns boolean
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+  return exists (
+    select from posthouse.gate g
+    join posthouse.lane l on l.queue = substr(g.name, 8) and l.tenant = split_part(member, chr(31), 1)
+      and l.serial = substr(member, strpos(member, chr(31)) + 1)
+    cross join lateral posthouse.first_due(l.id, clock_timestamp())
+    where g.id = serial_waits.gate_id);
 end $$;

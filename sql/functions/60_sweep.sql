@@ -106,6 +106,10 @@ begin
   delete from posthouse.gate_state s using (
     select x.gate_id, x.member, max(x.seq) as newest from posthouse.gate_state x group by x.gate_id, x.member) n
   where s.gate_id = n.gate_id and s.member = n.member and s.seq < n.newest;
+  -- What jobs share that run one at a time, where none of them has begun: there may be as many values as jobs.
+  delete from posthouse.gate_state s using posthouse.gate g
+  where g.name >= 'serial:' and g.name < 'serial;' and s.gate_id = g.id
+    and not exists (select from unnest(s.job_ids, s.fences) u(id, fence) join posthouse.job j on j.id = u.id and j.fence = u.fence);
   delete from posthouse.dedupe d where (d.tenant, d.scope, d.key) in (
     select x.tenant, x.scope, x.key from posthouse.dedupe x where x.expires_at < clock_timestamp()
     order by x.tenant, x.scope, x.key limit 10000 for update skip locked);

@@ -25,6 +25,7 @@ create table posthouse.lane (
 ) with (fillfactor = 70);
 create index lane_name on posthouse.lane (queue, tenant, serial, kind, priority, gates);
 create index lane_blocked on posthouse.lane (blocked_by, ready_at) where blocked_by is not null;
+create index lane_blocked_tenant on posthouse.lane (blocked_by, tenant) where blocked_by is not null;
 create index lane_ready on posthouse.lane (queue, priority, id) include (kind, ready_at) where ready_at < 'infinity';
 
 -- Claims of a lane start here: no queued job of the lane is due earlier. Appended and read from the newest end, so

@@ -25,6 +25,8 @@ create table posthouse.gate (
   opened_at           timestamptz                   -- by a probe: others follow slowly at first
 );
 
+create index gate_instead on posthouse.gate (id) where when_spent like 'model:%';
+
 -- What a gate has let through, a row a claim or settle; the newest of each gate and member counts.
 create table posthouse.gate_state (
   gate_id      bigint not null,
