@@ -18,6 +18,7 @@ mod python;
 mod races;
 mod retention;
 mod schema;
+mod serial;
 mod settle;
 mod support;
 mod usage;

@@ -12,7 +12,7 @@ async fn a_queue_without_history_answers_who_waits_and_forgets() {
     let id = queue.enqueue(&["k", "{}", "--queue", "mail"]).to_string();
     queue.enqueue(&["other", "{}"]);
     let list = || queue.run(&["queue", "list", "--json"]).fine().json();
-    let row = |queue: &str, retention_ms: Option<i64>| json!({ "queue": queue, "retention_ms": retention_ms, "closed_until": null, "closed_reason": null });
+    let row = |queue: &str, retention_ms: Option<i64>| json!({ "queue": queue, "retention_ms": retention_ms, "fair_by": "jobs", "serial_by": null, "closed_until": null, "closed_reason": null });
     let as_it_comes = row("default", None);
     assert_eq!(list(), json!([as_it_comes, row("mail", None)]));
     let set = queue.run(&["queue", "set", "mail", "--retention", "0"]).fine();
@@ -21,7 +21,21 @@ async fn a_queue_without_history_answers_who_waits_and_forgets() {
     let text = queue.run(&["queue", "list"]).fine().stdout;
     assert_eq!(
         text.split_whitespace().collect::<Vec<_>>(),
-        ["QUEUE", "RETENTION", "PAUSED", "default", "forever", "mail", "0"]
+        [
+            "QUEUE",
+            "RETENTION",
+            "SERIAL",
+            "BY",
+            "FAIR",
+            "BY",
+            "PAUSED",
+            "default",
+            "forever",
+            "jobs",
+            "mail",
+            "0",
+            "jobs"
+        ]
     );
     queue.work_on("mail", "k", || Outcome::done(&json!({ "sent": 7 }))).await;
     let waited = queue.run(&["job", "wait", &id, "--json"]).fine().json();
@@ -40,14 +54,36 @@ async fn a_queue_without_history_answers_who_waits_and_forgets() {
         .await;
     queue.run(&["job", "wait", &id]).failed(1, &["job 1: there is no such job"]);
     let set = queue.run(&["queue", "set", "mail", "--retention", "forever", "--json"]).fine();
-    assert_eq!(set.json(), json!({ "queue": "mail", "retention_ms": null }));
+    assert_eq!(set.json(), json!({ "queue": "mail", "retention_ms": null, "fair_by": "jobs", "serial_by": null }));
     assert_eq!(list()[1]["retention_ms"], json!(null));
+}
+
+#[tokio::test]
+async fn a_queue_runs_what_belongs_together_one_at_a_time_and_is_fair_by_tokens() {
+    let queue = Queue::new().await;
+    let set = queue.run(&["queue", "set", "chats", "--serial-by", "chat", "--fair-by", "tokens"]).fine().stdout;
+    assert!(set.contains("queue chats runs jobs that share the field chat one at a time"), "{set}");
+    assert!(set.contains("queue chats is fair between its tenants by tokens"), "{set}");
+    let list = || queue.run(&["queue", "list", "--json"]).fine().json();
+    let row = |serial_by: Option<&str>, fair_by: &str| json!([{ "queue": "chats", "retention_ms": null, "fair_by": fair_by, "serial_by": serial_by, "closed_until": null, "closed_reason": null }]);
+    assert_eq!(list(), row(Some("chat"), "tokens"));
+    let text = queue.run(&["queue", "list"]).fine().stdout;
+    assert!(text.lines().any(|line| line.split_whitespace().eq(["chats", "forever", "chat", "tokens"])), "{text}");
+    queue.run(&["enqueue", "k", r#"{"chat": 7}"#, "--queue", "chats"]).fine();
+    let second = queue.enqueue(&["k", r#"{"chat": 7}"#, "--queue", "chats"]).to_string();
+    let why = queue.run(&["job", "explain", &second]).fine().stdout;
+    assert!(why.contains("job 1, which shares its value \"7\", runs first"), "{why}");
+    let set = queue.run(&["queue", "set", "chats", "--serial-by", "none", "--fair-by", "jobs", "--json"]).fine().json();
+    assert_eq!(set, json!({ "queue": "chats", "retention_ms": null, "fair_by": "jobs", "serial_by": null }));
+    assert_eq!(list(), row(None, "jobs"));
 }
 
 #[tokio::test]
 async fn what_cannot_be_set_is_refused() {
     let queue = Queue::new().await;
     queue.run(&["queue", "set", "mail", "--retention", "7d"]).failed(2, &["7d", "--retention", "0, forever"]);
-    queue.run(&["queue", "set", "mail"]).failed(2, &["--retention"]);
+    queue.run(&["queue", "set", "mail"]).failed(2, &["--retention", "--serial-by", "--fair-by"]);
+    queue.run(&["queue", "set", "mail", "--fair-by", "money"]).failed(2, &["money", "jobs, tokens"]);
+    queue.run(&["queue", "set", "mail", "--serial-by", ""]).failed(1, &["field: must not be empty"]);
     queue.run(&["queue", "set", "", "--retention", "0"]).failed(1, &["queue: must not be empty"]);
 }
