@@ -3,13 +3,20 @@
 //! The wait ends by a notification, when the next job is due, or after the poll interval. A notification that comes after
 //! the look but before the wait is kept, so none falls into the gap. While claims bring something, they follow each other
 //! without a wait; outcomes are recorded meanwhile by a task of their own.
+//!
+//! While a queue is so full that claims bring all that they ask for, the next one is asked ahead, before the answer has come,
+//! on the same connection: Postgres goes from one to the other without waiting for this process. Answers are taken in the
+//! order of the claims. No claim asks for more than the slots that are free beside those of the other.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesOrdered;
 use serde_json::value::RawValue;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::context::Context;
 use crate::pause::{Pause, jitter};
@@ -19,6 +26,10 @@ use crate::worker::shared::{Filed, Incarnation, Shared, Slip};
 
 /// Jobs in one claim: enough to make a round trip cheap, few enough that other workers get their share of a burst.
 const MAX_JOBS: usize = 500;
+/// Free slots for a claim that is asked ahead: with fewer it is better to wait until more are free than to ask often.
+const AHEAD: usize = MAX_JOBS / 2;
+/// Claims on their way at a time: one that Postgres works on, and one for when it has done so.
+const MAX_FLIGHTS: usize = 2;
 /// After a claim that found nothing although a job is said to be due (another worker is just claiming it, say) the next one
 /// comes no sooner, and later each time.
 const MIN_WAIT: Duration = Duration::from_millis(20);
@@ -43,17 +54,21 @@ enum Catch {
 pub(crate) async fn claim(shared: Arc<Shared>) {
     let mut claimer = Claimer {
         store: shared.database.store("claim"),
+        flights: FuturesOrdered::new(),
+        busy: false,
         after_lane: 0,
         in_vain: Pause::new(MIN_WAIT, shared.settings.poll.max(MIN_WAIT)),
         shared,
-        pause: Pause::new(Duration::from_millis(50), Duration::from_secs(1)),
+        pause: error_pause(),
     };
-    while let Some((incarnation, permits)) = claimer.ready().await {
-        match claimer.claim(&incarnation, permits).await {
+    while let Some((incarnation, catch)) = claimer.next().await {
+        match catch {
             Catch::Some => claimer.in_vain.reset(),
+            // The claim behind it says whether there is more.
+            _ if !claimer.flights.is_empty() => {}
             Catch::Nothing if claimer.is_all_done(&incarnation).await => return,
             Catch::Nothing => claimer.wait(&incarnation).await,
-            Catch::Failed => claimer.rest().await,
+            Catch::Failed => rest(&claimer.shared, &mut claimer.pause).await,
         }
     }
 }
@@ -61,7 +76,12 @@ pub(crate) async fn claim(shared: Arc<Shared>) {
 struct Claimer {
     shared: Arc<Shared>,
     store: Store,
-    /// Where the round robin over lanes goes on.
+    /// Claims on their way, in the order of their numbers.
+    flights: FuturesOrdered<BoxFuture<'static, (Flight, Option<Vec<ClaimedJob>>)>>,
+    /// The last claim brought all that it asked for.
+    busy: bool,
+    /// Where the round robin over lanes goes on. For a claim that is asked ahead it is where the claim before the last one ended,
+    /// so that tenants take turns every two claims.
     after_lane: i64,
     /// The wait after a claim that found nothing although a job was said to be due.
     in_vain: Pause,
@@ -69,60 +89,59 @@ struct Claimer {
 }
 
 impl Claimer {
-    /// Waits until the worker is registered and has at least one free slot. `None`: it stops.
-    async fn ready(&self) -> Option<(Arc<Incarnation>, Permits)> {
-        let shared = &self.shared;
-        let permits = async {
-            let mut slots = some(shared.slots.clone()).await?;
-            let mut room = some(shared.room.clone()).await?;
-            let jobs = slots.num_permits().min(room.num_permits());
-            Some(Permits { slots: slots.split(jobs)?, room: room.split(jobs)? })
-        };
-        let permits = tokio::select! {
-            biased;
-            () = shared.stop.cancelled() => None,
-            permits = permits => permits,
-        }?;
-        Some((shared.registered().await?, permits))
-    }
-
-    /// One claim, asked for under the same number until it is answered or cannot be any more.
-    async fn claim(&mut self, incarnation: &Arc<Incarnation>, permits: Permits) -> Catch {
-        let jobs = u32::try_from(permits.slots.num_permits()).unwrap_or(u32::MAX);
-        let seq = incarnation.ledger().begin();
+    /// Asks for jobs, ahead too if that makes sense, and starts those of the first answer. `None`: the worker stops.
+    async fn next(&mut self) -> Option<(Arc<Incarnation>, Catch)> {
+        if self.flights.is_empty() {
+            let (incarnation, permits) = ready(&self.shared).await?;
+            self.ask(incarnation, permits);
+        }
         loop {
-            let answer = tokio::select! {
+            let ahead = self.busy && self.flights.len() < MAX_FLIGHTS;
+            let permits = permits(&self.shared, AHEAD);
+            tokio::select! {
                 biased;
-                () = incarnation.over.cancelled() => None,
-                () = self.shared.stop.cancelled() => None,
-                answer = self.store.claim(incarnation.worker, seq, jobs, self.after_lane) => Some(answer),
-            };
-            match answer {
-                Some(Ok(jobs)) => {
-                    self.shared.call_answered();
-                    self.pause.reset();
-                    return self.start(incarnation, seq, jobs, permits);
+                landed = self.flights.next() => {
+                    let (flight, answer) = landed?;
+                    return Some(self.land(flight, answer));
                 }
-                Some(Err(error)) if error.is_transient() => {
-                    self.shared.call_failed(&error);
-                    tracing::debug!(%error, seq, "claim not answered; asking again");
-                    self.rest().await;
-                }
-                Some(Err(error)) => {
-                    // The heartbeat knows best whether this incarnation is over.
-                    tracing::warn!(%error, seq, "claim refused");
-                    incarnation.ledger().give_up(seq);
-                    self.shared.beat_now.notify_one();
-                    return Catch::Failed;
-                }
-                None => {
-                    // Whatever was claimed by it is released by the next heartbeat.
-                    incarnation.ledger().give_up(seq);
-                    self.shared.beat_now.notify_one();
-                    return Catch::Failed;
-                }
+                permits = permits, if ahead => match (permits, self.shared.present()) {
+                    (Some(permits), Some(incarnation)) => self.ask(incarnation, permits),
+                    // Not registered any more: what is on its way ends by that.
+                    _ => self.busy = false,
+                },
             }
         }
+    }
+
+    /// Puts a claim on its way.
+    fn ask(&mut self, incarnation: Arc<Incarnation>, permits: Permits) {
+        let seq = incarnation.ledger().begin();
+        let flight = Flight { incarnation, seq, after_lane: self.after_lane, permits };
+        let (shared, store) = (self.shared.clone(), self.store.clone());
+        self.flights.push_back(Box::pin(async move {
+            let answer = flight.answer(&shared, &store).await;
+            (flight, answer)
+        }));
+    }
+
+    /// A claim has ended.
+    fn land(&mut self, flight: Flight, answer: Option<Vec<ClaimedJob>>) -> (Arc<Incarnation>, Catch) {
+        let Flight { incarnation, seq, permits, .. } = flight;
+        let catch = match answer {
+            Some(jobs) => {
+                self.pause.reset();
+                self.busy = jobs.len() >= permits.slots.num_permits();
+                self.start(&incarnation, seq, jobs, permits)
+            }
+            None => {
+                // Whatever was claimed by it is released by the next heartbeat.
+                self.busy = false;
+                incarnation.ledger().give_up(seq);
+                self.shared.beat_now.notify_one();
+                Catch::Failed
+            }
+        };
+        (incarnation, catch)
     }
 
     /// Starts the jobs of an answer, unless it came too late for that.
@@ -208,14 +227,8 @@ impl Claimer {
         }
     }
 
-    /// After an error.
-    async fn rest(&mut self) {
-        let pause = self.pause.next();
-        let _ = self.shared.stop.run_until_cancelled(tokio::time::sleep(pause)).await;
-    }
-
     /// True if the worker shall end now because nothing is left to do, here or elsewhere.
-    async fn is_all_done(&self, incarnation: &Incarnation) -> bool {
+    async fn is_all_done(&mut self, incarnation: &Incarnation) -> bool {
         if !self.shared.settings.until_empty || incarnation.ledger().len() > 0 {
             return false;
         }
@@ -230,10 +243,78 @@ impl Claimer {
     }
 }
 
-/// Waits for one permit and takes as many more as there are, up to a claim's worth.
-async fn some(semaphore: Arc<tokio::sync::Semaphore>) -> Option<OwnedSemaphorePermit> {
-    let mut permits = semaphore.clone().acquire_owned().await.ok()?;
-    let more = semaphore.available_permits().min(MAX_JOBS - 1);
+/// A claim on its way.
+struct Flight {
+    incarnation: Arc<Incarnation>,
+    seq: i64,
+    after_lane: i64,
+    permits: Permits,
+}
+
+impl Flight {
+    /// Asks under the same number until there is an answer. `None`: there cannot be one any more.
+    async fn answer(&self, shared: &Shared, store: &Store) -> Option<Vec<ClaimedJob>> {
+        let (worker, seq) = (self.incarnation.worker, self.seq);
+        let jobs = u32::try_from(self.permits.slots.num_permits()).unwrap_or(u32::MAX);
+        let mut pause = error_pause();
+        loop {
+            let answer = tokio::select! {
+                biased;
+                () = self.incarnation.over.cancelled() => return None,
+                () = shared.stop.cancelled() => return None,
+                answer = store.claim(worker, seq, jobs, self.after_lane) => answer,
+            };
+            match answer {
+                Ok(jobs) => {
+                    shared.call_answered();
+                    return Some(jobs);
+                }
+                Err(error) if error.is_transient() => {
+                    shared.call_failed(&error);
+                    tracing::debug!(%error, seq, "claim not answered; asking again");
+                    rest(shared, &mut pause).await;
+                }
+                Err(error) => {
+                    // The heartbeat knows best whether this incarnation is over.
+                    tracing::warn!(%error, seq, "claim refused");
+                    return None;
+                }
+            }
+        }
+    }
+}
+
+/// Between tries after errors.
+fn error_pause() -> Pause {
+    Pause::new(Duration::from_millis(50), Duration::from_secs(1))
+}
+
+/// After an error.
+async fn rest(shared: &Shared, pause: &mut Pause) {
+    let _ = shared.stop.run_until_cancelled(tokio::time::sleep(pause.next())).await;
+}
+
+/// Waits until the worker is registered and has at least one free slot. `None`: it stops.
+async fn ready(shared: &Shared) -> Option<(Arc<Incarnation>, Permits)> {
+    let permits = tokio::select! {
+        biased;
+        () = shared.stop.cancelled() => None,
+        permits = permits(shared, 1) => permits,
+    }?;
+    Some((shared.registered().await?, permits))
+}
+
+/// Waits for permits for at least so many jobs, and takes as many more as there are, up to a claim's worth.
+async fn permits(shared: &Shared, least: usize) -> Option<Permits> {
+    let mut slots = some(shared.slots.clone(), least).await?;
+    let mut room = some(shared.room.clone(), least).await?;
+    let jobs = slots.num_permits().min(room.num_permits());
+    Some(Permits { slots: slots.split(jobs)?, room: room.split(jobs)? })
+}
+
+async fn some(semaphore: Arc<Semaphore>, least: usize) -> Option<OwnedSemaphorePermit> {
+    let mut permits = semaphore.clone().acquire_many_owned(u32::try_from(least).ok()?).await.ok()?;
+    let more = semaphore.available_permits().min(MAX_JOBS - least);
     if let Ok(more) = semaphore.try_acquire_many_owned(u32::try_from(more).unwrap_or(0)) {
         permits.merge(more);
     }

@@ -1,23 +1,24 @@
 //! What this worker holds, and how far its claims are answered: the worker's half of reconciling with Postgres.
 //!
-//! A job is held from the answer to its claim until the answer to its settle. Claims are numbered from 1. The heartbeat
-//! sends what is held together with the *mark*: the highest number at or below which every claim was answered or given
-//! up. Postgres releases jobs that were claimed at or below the mark and are not held: their answer never arrived. Both
-//! are taken under one lock, so a job is never missing from one and covered by the other.
+//! A job is held from the answer to its claim until the answer to its settle. Claims are numbered from 1; several may be on
+//! their way at a time. The heartbeat sends the *mark*, the highest number at or below which every claim was answered or
+//! given up, and what is held of the claims up to it. Postgres releases jobs that were claimed at or below the mark and are
+//! not held: their answer never arrived. Both are taken under one lock, so a job is never missing from one and covered by
+//! the other. Of claims above the mark, answered though they may be, a heartbeat says nothing.
 //!
 //! Claims below *oldest* are over for good, so that Postgres need not look at them: all their jobs are settled. A claim
 //! that was given up, or a job that was let go of without Postgres' word that it is settled, is in *doubt*: `oldest` does
 //! not pass it before a heartbeat that covers it was answered.
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// `T` is what the worker keeps with each job; the rules do not depend on it.
 #[derive(Debug)]
 pub(crate) struct Ledger<T> {
     last_seq: i64,
-    /// The claim that is on its way. There is one claimer, so there is at most one.
-    open: Option<i64>,
+    /// The claims that are on their way.
+    open: BTreeSet<i64>,
     held: HashMap<i64, Held<T>>,
     /// How many held jobs came from each claim, to know the oldest.
     held_by_seq: BTreeMap<i64, usize>,
@@ -38,38 +39,34 @@ struct Held<T> {
 pub(crate) struct Holding {
     /// Every claim up to this one was answered or given up.
     pub(crate) mark: i64,
-    /// The lowest claim that still has a held job or is in doubt, or `mark + 1`.
+    /// The lowest claim up to it that still has a held job or is in doubt, or `mark + 1`.
     pub(crate) oldest: i64,
-    /// The claims in doubt, for [`Ledger::looked_into`].
+    /// The claims up to it that are in doubt, for [`Ledger::looked_into`].
     pub(crate) doubts: Vec<(i64, u32)>,
-    /// (job, fence)
+    /// (job, fence) of the claims up to it.
     pub(crate) held: Vec<(i64, i64)>,
 }
 
 impl<T> Default for Ledger<T> {
     fn default() -> Self {
-        let (held, held_by_seq, doubts) = (HashMap::new(), BTreeMap::new(), BTreeMap::new());
-        Self { last_seq: 0, open: None, held, held_by_seq, doubts, closed: false }
+        let (open, held, held_by_seq, doubts) = (BTreeSet::new(), HashMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { last_seq: 0, open, held, held_by_seq, doubts, closed: false }
     }
 }
 
 impl<T> Ledger<T> {
-    /// The number of the next claim, which is now on its way. One that was still open is given up.
+    /// The number of the next claim, which is now on its way: until it is answered or given up, no mark passes it.
     pub(crate) fn begin(&mut self) -> i64 {
-        if let Some(seq) = self.open {
-            self.give_up(seq);
-        }
         self.last_seq += 1;
-        self.open = Some(self.last_seq);
+        self.open.insert(self.last_seq);
         self.last_seq
     }
 
     /// The claim was answered with these jobs. False: it was given up or everything is over, so none of them may start.
     pub(crate) fn answered(&mut self, seq: i64, jobs: impl IntoIterator<Item = (i64, i64, T)>) -> bool {
-        if self.closed || self.open != Some(seq) {
+        if self.closed || !self.open.remove(&seq) {
             return false;
         }
-        self.open = None;
         for (id, fence, value) in jobs {
             if let Some(before) = self.held.insert(id, Held { fence, seq, value }) {
                 self.uncount(before.seq);
@@ -81,8 +78,7 @@ impl<T> Ledger<T> {
 
     /// The claim will not be asked for again, and an answer to it is not listened to.
     pub(crate) fn give_up(&mut self, seq: i64) {
-        if self.open == Some(seq) {
-            self.open = None;
+        if self.open.remove(&seq) {
             self.doubt(seq);
         }
     }
@@ -131,11 +127,12 @@ impl<T> Ledger<T> {
 
     /// For a heartbeat.
     pub(crate) fn holding(&self) -> Holding {
-        let mark = self.open.map_or(self.last_seq, |open| open - 1);
+        let mark = self.open.first().map_or(self.last_seq, |open| open - 1);
         let first = [self.held_by_seq.keys().next(), self.doubts.keys().next()];
-        let oldest = first.into_iter().flatten().min().copied().unwrap_or(mark + 1);
-        let doubts = self.doubts.iter().map(|(seq, times)| (*seq, *times)).collect();
-        Holding { mark, oldest, doubts, held: self.held.iter().map(|(id, held)| (*id, held.fence)).collect() }
+        let oldest = first.into_iter().flatten().min().map_or(mark + 1, |first| (mark + 1).min(*first));
+        let doubts = self.doubts.range(..=mark).map(|(seq, times)| (*seq, *times)).collect();
+        let held = self.held.iter().filter(|(_, held)| held.seq <= mark).map(|(id, held)| (*id, held.fence)).collect();
+        Holding { mark, oldest, doubts, held }
     }
 
     /// Answers with the claim that the job came from.
@@ -229,11 +226,26 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_replaced_by_the_next_is_in_doubt() {
+    fn the_mark_waits_for_the_first_of_two_that_are_on_their_way() {
+        let mut ledger = Ledger::default();
+        let (first, second) = (ledger.begin(), ledger.begin());
+        assert!(ledger.answered(second, [(8, 1, ())]));
+        // Nothing is said of the second, since Postgres would look for what is held up to the mark.
+        assert_eq!(holding(&ledger), (0, 1, 0));
+        assert!(ledger.answered(first, [(7, 1, ())]));
+        assert_eq!(holding(&ledger), (2, 1, 2));
+    }
+
+    #[test]
+    fn a_heartbeat_says_nothing_about_a_doubt_above_its_mark() {
         let mut ledger = Ledger::<()>::default();
-        ledger.begin();
-        ledger.begin();
-        assert_eq!(holding(&ledger), (1, 1, 0));
+        let (first, second) = (ledger.begin(), ledger.begin());
+        ledger.give_up(second);
+        let sent = ledger.holding();
+        assert_eq!((sent.mark, sent.oldest, sent.doubts.as_slice()), (0, 1, [].as_slice()));
+        ledger.looked_into(&sent.doubts);
+        assert!(ledger.answered(first, []));
+        assert_eq!(holding(&ledger), (2, second, 0), "its jobs were not looked for yet");
     }
 
     #[test]
@@ -249,8 +261,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happens in whatever order: a claim at or below the mark is closed, every held job is in the list, and
-        /// none is older than `oldest`, nor is any claim with a job that runs in Postgres without being held.
+        /// Whatever happens in whatever order, with up to three claims on their way: a claim at or below the mark is closed, what
+        /// is held of such is in the list and nothing else, and none of it is older than `oldest`, nor is any claim with a job
+        /// that runs in Postgres without being held.
         #[test]
         fn mark_and_held_always_fit(steps in prop::collection::vec((0..6u8, 0..12i64), 0..200)) {
             let mut ledger = Ledger::default();
@@ -258,23 +271,25 @@ mod tests {
             // Claims with jobs that Postgres takes for running and that are not held.
             let mut strays: Vec<i64> = Vec::new();
             let mut sent: Option<(Holding, Vec<i64>)> = None;
-            let (mut open, mut seq, mut fence) = (None, 0, 0);
+            let (mut open, mut seq, mut fence): (Vec<i64>, i64, i64) = (Vec::new(), 0, 0);
             for (what, id) in steps {
-                match (what, open) {
-                    (0, None) => {
+                // The one of those on their way that it is about: any of them.
+                let at = (!open.is_empty()).then(|| usize::try_from(id).unwrap_or_default() % open.len());
+                match (what, at) {
+                    (0, _) if open.len() < 3 => {
                         seq = ledger.begin();
-                        open = Some(seq);
+                        open.push(seq);
                     }
-                    (1, Some(s)) => {
+                    (1, Some(at)) => {
+                        let s = open.remove(at);
                         fence += 1;
                         prop_assert!(ledger.answered(s, [(id, fence, ())]));
                         model.insert(id, (fence, s));
-                        open = None;
                     }
-                    (2, Some(s)) => {
+                    (2, Some(at)) => {
+                        let s = open.remove(at);
                         ledger.give_up(s);
                         strays.push(s);
-                        open = None;
                     }
                     (3, _) => {
                         if let Some((f, s)) = model.remove(&id) {
@@ -302,16 +317,20 @@ mod tests {
                     }
                 }
                 let holding = ledger.holding();
-                prop_assert_eq!(holding.mark, open.map_or(seq, |s: i64| s - 1));
-                let oldest = model.values().map(|(_, s)| *s).min().unwrap_or(holding.mark + 1);
+                let mark = open.iter().min().map_or(seq, |first| first - 1);
+                prop_assert_eq!(holding.mark, mark);
+                let covered = |seq: &i64| *seq <= mark;
+                let oldest = model.values().map(|(_, s)| *s).filter(covered).min().unwrap_or(mark + 1);
                 prop_assert!(holding.oldest <= oldest);
+                prop_assert!(holding.oldest <= mark + 1);
                 prop_assert!(strays.iter().all(|seq| *seq >= holding.oldest), "{strays:?} before {}", holding.oldest);
                 if holding.doubts.is_empty() {
                     prop_assert_eq!(holding.oldest, oldest);
                 }
                 let mut held = holding.held;
                 held.sort_unstable();
-                let mut expected: Vec<_> = model.iter().map(|(id, (f, _))| (*id, *f)).collect();
+                let mut expected: Vec<_> =
+                    model.iter().filter(|(_, (_, s))| covered(s)).map(|(id, (f, _))| (*id, *f)).collect();
                 expected.sort_unstable();
                 prop_assert_eq!(held, expected);
             }
