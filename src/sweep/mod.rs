@@ -55,11 +55,14 @@ fn log(alert: &AlertMessage) {
     tracing::warn!(target: "posthouse::alert", kind = alert.kind, subject, count, new, "alert: {text}");
 }
 
+/// A worker that starts has its first jobs to claim; nothing is so untidy that it could not wait for that.
+const FIRST: Duration = Duration::from_secs(1);
+
 /// Sweeps until it is stopped, on one connection.
 pub(crate) async fn sweep(database: Database, stop: CancellationToken) {
     let store = database.store("sweep");
     let mut due: Vec<(Instant, Sweep)> =
-        [Sweep::Rescue(Rescue::default()), Sweep::Tidy].into_iter().map(|sweep| (Instant::now(), sweep)).collect();
+        [Sweep::Rescue(Rescue::default()), Sweep::Tidy].into_iter().map(|sweep| (Instant::now() + FIRST, sweep)).collect();
     let _ = stop
         .run_until_cancelled(async {
             loop {

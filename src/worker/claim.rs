@@ -26,8 +26,6 @@ use crate::worker::shared::{Filed, Incarnation, Shared, Slip};
 
 /// Jobs in one claim: enough to make a round trip cheap, few enough that other workers get their share of a burst.
 const MAX_JOBS: usize = 500;
-/// Free slots for a claim that is asked ahead: with fewer it is better to wait until more are free than to ask often.
-const AHEAD: usize = MAX_JOBS / 2;
 /// Claims on their way at a time: one that Postgres works on, and one for when it has done so.
 const MAX_FLIGHTS: usize = 2;
 /// After a claim that found nothing although a job is said to be due (another worker is just claiming it, say) the next one
@@ -97,7 +95,7 @@ impl Claimer {
         }
         loop {
             let ahead = self.busy && self.flights.len() < MAX_FLIGHTS;
-            let permits = permits(&self.shared, AHEAD);
+            let permits = permits(&self.shared, MAX_JOBS);
             tokio::select! {
                 biased;
                 landed = self.flights.next() => {

@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 use uuid::Uuid;
@@ -21,6 +21,8 @@ use crate::store::{Settled, Settlement, Verdict};
 use crate::worker::event::Event;
 use crate::worker::shared::{Filed, MAX_ROWS, Shared, Slip};
 
+/// How long a batch waits for outcomes that come one right behind the other: far less than it takes to record them.
+const GATHER: Duration = Duration::from_millis(1);
 /// Bytes of results in a batch, so that many big results do not become one huge statement. One row may be bigger.
 const MAX_BYTES: usize = 8 << 20;
 
@@ -72,8 +74,18 @@ impl Settler {
                 () = self.shared.last_call.cancelled(), if !self.inbox.is_closed() => self.inbox.close(),
             }
         }
-        while let Ok(filed) = self.inbox.try_recv() {
-            self.pending.push_back(filed);
+        let until = Instant::now() + GATHER;
+        loop {
+            // Lets those go first that are about to end.
+            tokio::task::yield_now().await;
+            let before = self.pending.len();
+            while let Ok(filed) = self.inbox.try_recv() {
+                self.pending.push_back(filed);
+            }
+            let more = self.pending.len() > before && self.pending.len() < self.limit;
+            if !more || Instant::now() >= until {
+                break;
+            }
         }
         !self.shared.halt.is_cancelled()
     }
