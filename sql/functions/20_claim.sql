@@ -90,10 +90,8 @@ end $$;
 -- Lock up to so many due jobs of each lane, `max_jobs` in all, going around those that others hold, and make them running. The
 -- answer is the jobs as they were before; null: none.
 --
--- To find out by trying that a row is locked costs more than to lock it. So the first look passes over all rows on which anybody
--- ever had a lock (xmax), which claims that go on at the same moment leave behind by the hundred. The second one tries
--- those too: a claim that was rolled back may have left them. It follows if the first finds nothing; and about every
--- sixteenth time it is the only one, so that such jobs do not wait until the others are gone.
+-- To find out by trying that a row is locked costs more than to lock it, and claims of a lane that go on at the same moment meet
+-- each other's rows by the hundred. So rows on which a running transaction has set its mark (xmax) are passed over at once.
 create or replace function posthouse.take_jobs(worker uuid, lanes bigint[], quotas int[], max_jobs int, due timestamptz)
 returns posthouse.job[]
 language plpgsql
@@ -108,27 +106,27 @@ as $$
 declare
   jobs posthouse.job[];
   places tid[];
+  running xid[] := array(select x::xid from pg_snapshot_xip(pg_current_snapshot()) x);
 begin
-  for look in (case when random() < 0.0625 then 2 else 1 end)..2 loop
-    select array_agg(t.j), array_agg(t.place) into jobs, places
-    from (
-      select j.j, j.place
-      from unnest(lanes, quotas) v(lane_id, quota)
-      cross join lateral (
-        select j, j.ctid as place from posthouse.job j
-        where j.lane_id = v.lane_id and j.state = 'queued' and j.run_at <= due
-          and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = v.lane_id
-                                    order by f.floor_at desc limit 1), '-infinity')
-          and (look = 2 or j.xmax = '0')
-        order by j.lane_id, j.run_at, j.id limit v.quota for update of j skip locked) j
-      limit max_jobs) t;
-    exit when places is not null;
-  end loop;
-  -- Since the rows are locked, they stay in their places.
-  update posthouse.job j set state = 'running', fence = j.fence + 1, attempt = j.attempt + 1, worker = take_jobs.worker,
-    started_at = clock_timestamp(), first_started_at = coalesce(j.first_started_at, clock_timestamp()), progress = null,
-    reserved = null, instead = null
-  where j.ctid = any(places);
+  select array_agg(t.j), array_agg(t.place) into jobs, places
+  from (
+    select j.j, j.place
+    from unnest(lanes, quotas) v(lane_id, quota)
+    cross join lateral (
+      select j, j.ctid as place from posthouse.job j
+      where j.lane_id = v.lane_id and j.state = 'queued' and j.run_at <= due
+        and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = v.lane_id
+                                  order by f.floor_at desc limit 1), '-infinity')
+        and j.xmax <> all(running)
+      order by j.lane_id, j.run_at, j.id limit v.quota for update of j skip locked) j
+    limit max_jobs) t;
+  if places is not null then
+    -- Locked, they stay in their places.
+    update posthouse.job j set state = 'running', fence = j.fence + 1, attempt = j.attempt + 1, worker = take_jobs.worker,
+      started_at = clock_timestamp(), first_started_at = coalesce(j.first_started_at, clock_timestamp()), progress = null,
+      reserved = null, instead = null
+    where j.ctid = any(places);
+  end if;
   return jobs;
 end $$;
 

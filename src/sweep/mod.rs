@@ -61,8 +61,8 @@ const FIRST: Duration = Duration::from_secs(1);
 /// Sweeps until it is stopped, on one connection.
 pub(crate) async fn sweep(database: Database, stop: CancellationToken) {
     let store = database.store("sweep");
-    let mut due: Vec<(Instant, Sweep)> =
-        [Sweep::Rescue(Rescue::default()), Sweep::Tidy].into_iter().map(|sweep| (Instant::now() + FIRST, sweep)).collect();
+    let first = Instant::now() + FIRST;
+    let mut due = [(first, Sweep::Rescue(Rescue::default())), (first, Sweep::Tidy)];
     let _ = stop
         .run_until_cancelled(async {
             loop {

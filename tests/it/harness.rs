@@ -35,6 +35,8 @@ struct Faults {
     stall_answers: bool,
     delay: Duration,
     cut: Option<Cut>,
+    /// Sets off `stall_answers` when it comes from the client.
+    stall_at: Option<Vec<u8>>,
 }
 
 /// When a connection is cut: at the first bytes from the client that contain the marker.
@@ -127,6 +129,11 @@ impl FaultProxy {
         self.faults.send_modify(|faults| faults.stall_answers = true);
     }
 
+    /// The same from the first client bytes on that contain the marker, whose answer does not come back either.
+    pub(crate) fn stall_answers_from(&self, marker: impl AsRef<[u8]>) {
+        self.faults.send_modify(|faults| faults.stall_at = Some(marker.as_ref().to_vec()));
+    }
+
     /// Holds up each piece of data this long, in both directions.
     pub(crate) fn delay(&self, delay: Duration) {
         self.faults.send_modify(|faults| faults.delay = delay);
@@ -203,9 +210,21 @@ impl Wire {
                 }
                 return Ok(());
             }
+            self.stall_at_marker(&recent);
             recent.drain(..recent.len().saturating_sub(1024));
             to.write_all(bytes).await?;
         }
+    }
+
+    fn stall_at_marker(&self, bytes: &[u8]) {
+        self.faults.send_if_modified(|faults| {
+            let hit = faults.stall_at.as_ref().is_some_and(|marker| contains(bytes, marker));
+            if hit {
+                faults.stall_at = None;
+                faults.stall_answers = true;
+            }
+            hit
+        });
     }
 
     /// Whether these bytes set off the armed cut, which is then no longer armed.

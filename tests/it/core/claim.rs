@@ -349,6 +349,26 @@ async fn a_worker_that_is_over_claims_nothing() {
 }
 
 #[tokio::test]
+async fn what_an_open_claim_holds_is_passed_over_and_comes_first_once_that_is_rolled_back() {
+    let (queue, s) = Queue::with_session().await;
+    s.enqueue_bulk("k", "t", 20).await;
+    let (first, second) = (s.worker(&["k"]).await, s.worker(&["k"]).await);
+    s.run("begin").await;
+    let mut held = ids(&first.claim(&s, 8).await);
+    held.sort_unstable();
+    let other = queue.session().await;
+    let beside = ids(&second.claim(&other, 4).await);
+    assert_eq!((held.len(), beside.len()), (8, 4));
+    assert!(beside.iter().all(|id| !held.contains(id)), "{beside:?} of {held:?}");
+    s.run("rollback").await;
+    let mut next = second.claim(&other, 8).await;
+    next.sort_unstable_by_key(|job| job.id);
+    assert_eq!(ids(&next), held);
+    assert!(next.iter().all(|job| (job.attempt, job.fence) == (1, 1)), "{next:?}");
+    assert_eq!(s.count("posthouse.job where state = 'running'").await, 12);
+}
+
+#[tokio::test]
 async fn a_claim_that_was_given_up_takes_nothing_when_it_arrives_late() {
     let (_queue, s) = Queue::with_session().await;
     s.enqueue_bulk("k", "t", 5).await;
