@@ -5254,24 +5254,27 @@ CREATE OR REPLACE FUNCTION posthouse.take_jobs(worker uuid, lanes bigint[], quot
 AS $function$
 declare
   jobs posthouse.job[];
-  ids bigint[];
+  places tid[];
+  running xid[] := array(select x::xid from pg_snapshot_xip(pg_current_snapshot()) x);
 begin
-  select array_agg(t.j), array_agg((t.j).id) into jobs, ids
+  select array_agg(t.j), array_agg(t.place) into jobs, places
   from (
-    select j.j
+    select j.j, j.place
     from unnest(lanes, quotas) v(lane_id, quota)
     cross join lateral (
-      select j from posthouse.job j
+      select j, j.ctid as place from posthouse.job j
       where j.lane_id = v.lane_id and j.state = 'queued' and j.run_at <= due
         and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = v.lane_id
                                   order by f.floor_at desc limit 1), '-infinity')
+        and j.xmax <> all(running)
       order by j.lane_id, j.run_at, j.id limit v.quota for update of j skip locked) j
     limit max_jobs) t;
-  if ids is not null then
+  if places is not null then
+    -- Locked, they stay in their places.
     update posthouse.job j set state = 'running', fence = j.fence + 1, attempt = j.attempt + 1, worker = take_jobs.worker,
       started_at = clock_timestamp(), first_started_at = coalesce(j.first_started_at, clock_timestamp()), progress = null,
       reserved = null, instead = null
-    where j.id = any(ids);
+    where j.ctid = any(places);
   end if;
   return jobs;
 end $function$
