@@ -7,7 +7,7 @@ use posthouse::testing::TestDatabase;
 use tokio::sync::Semaphore;
 
 use crate::harness::{FaultProxy, SOON, wait_until};
-use crate::worker_support::{Background, Log, database, enqueue, queue_at, stays, waits_for, worker_at};
+use crate::worker_support::{Background, Log, database, enqueue, queue_at, waits_for, worker_at};
 
 /// Jobs in one claim.
 const CLAIM: usize = 500;
@@ -49,30 +49,49 @@ async fn so_does_a_question() {
     runs_once_each(|proxy, claim| proxy.lose_request(claim)).await;
 }
 
+/// The most runs that there were at a time.
+fn peak(log: &Log) -> i32 {
+    let runs = log.runs();
+    let begun = runs.iter().map(|run| (run.from, 1));
+    let ended = runs.iter().filter_map(|run| Some((run.to?, -1)));
+    let mut steps: Vec<_> = begun.chain(ended).collect();
+    steps.sort_unstable();
+    let mut open = 0;
+    steps
+        .into_iter()
+        .map(|(_, step)| {
+            open += step;
+            open
+        })
+        .max()
+        .unwrap_or_default()
+}
+
 #[tokio::test]
 async fn never_more_than_the_slots() {
+    const JOBS: usize = 2_000;
     for slots in [501, 999, 1_200] {
         let (database, log, gate) = (database().await, Log::default(), Arc::new(Semaphore::new(0)));
-        enqueue(&queue_at(database.url()), "k", 2_000).await;
+        enqueue(&queue_at(database.url()), "k", JOBS).await;
         let worker = worker_at(database.url()).concurrency(u32::try_from(slots).unwrap());
         let worker = Background::start(waits_for(worker, &log, &gate));
-        log.wait_for_open(slots).await;
-        // A few slots become free, many, and all.
-        for ended in [3, slots / 2, slots] {
-            let before = log.runs().len();
+        let mut left = JOBS;
+        // None of the slots becomes free, a few, many, and all.
+        for ended in [0, 3, slots / 2, slots] {
             gate.add_permits(ended);
-            let more = (before + ended).min(2_000);
-            wait_until(SOON, "their slots are taken again", async || log.runs().len() == more).await;
-            let running = async || count(&database, "posthouse.job where state = 'running'").await;
-            stays(Duration::from_millis(200), "not more than the slots", async || {
-                running().await <= i64::try_from(slots).unwrap() && log.open() <= slots
+            left -= ended;
+            let open = slots.min(left);
+            wait_until(SOON, "all slots are taken, and no job is held beside them", async || {
+                let running = count(&database, "posthouse.job where state = 'running'").await;
+                log.open() == open && usize::try_from(running).unwrap() == open
             })
             .await;
         }
-        gate.add_permits(2_000);
+        gate.add_permits(left);
         wait_until(SOON, "all are done", async || count(&database, "posthouse.job").await == 0).await;
-        assert_eq!(worker.end().await.done, 2_000);
-        assert_eq!(log.runs().len(), 2_000);
+        assert_eq!(worker.end().await.done, JOBS as u64);
+        assert_eq!(log.runs().len(), JOBS);
+        assert_eq!(peak(&log), i32::try_from(slots).unwrap());
     }
 }
 
