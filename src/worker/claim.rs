@@ -94,7 +94,8 @@ impl Claimer {
             self.ask(incarnation, permits);
         }
         loop {
-            let ahead = self.busy && self.flights.len() < MAX_FLIGHTS;
+            let beating = self.shared.beating.load(Ordering::Relaxed);
+            let ahead = self.busy && self.flights.len() < MAX_FLIGHTS && !beating;
             let permits = permits(&self.shared, MAX_JOBS);
             tokio::select! {
                 biased;

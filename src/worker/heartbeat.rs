@@ -7,6 +7,7 @@
 //! is heard, and the socket drained, whatever the handlers do.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -191,7 +192,10 @@ impl<'a> Heart<'a> {
         let Holding { mark, oldest, doubts, held } = self.incarnation.ledger().holding();
         let beat = Beat { mark, oldest, held, with_list: self.with_list };
         let sent = Instant::now();
+        // It waits for the claim that Postgres works on, and must not wait for the one behind that.
+        self.shared.beating.store(true, Ordering::Relaxed);
         let answer = self.store.heartbeat(self.incarnation.worker, &beat).await;
+        self.shared.beating.store(false, Ordering::Relaxed);
         let (lease, now) = (&self.incarnation.lease, Instant::now());
         let stands = match answer {
             Ok(Some(pulse)) => {

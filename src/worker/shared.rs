@@ -105,6 +105,8 @@ pub(crate) struct Shared {
     /// End at once.
     pub(crate) halt: CancellationToken,
     pub(crate) tally: Tally,
+    /// A heartbeat is under way: no claim is asked ahead.
+    pub(crate) beating: AtomicBool,
     /// The last look found that due work waits behind a gate until a job ends.
     pub(crate) behind_gate: AtomicBool,
     disconnected: AtomicBool,
@@ -139,6 +141,7 @@ impl Shared {
             last_call: CancellationToken::new(),
             halt: CancellationToken::new(),
             tally: Tally::default(),
+            beating: AtomicBool::new(false),
             behind_gate: AtomicBool::new(false),
             disconnected: AtomicBool::new(false),
             settings,
