@@ -81,6 +81,7 @@ impl Reading<'_> {
         self.request_id =
             header(response.headers(), "x-request-id").or_else(|| header(response.headers(), "request-id"));
         if !response.status().is_success() {
+            pass.hold();
             return Err(Box::pin(self.refusal(response)).await);
         }
         let nothing_left = exhausted(response.headers(), SystemTime::now());

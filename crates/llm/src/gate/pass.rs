@@ -33,6 +33,11 @@ impl<'a> Pass<'a> {
         self.probing.load(Ordering::Acquire)
     }
 
+    /// The provider has begun to refuse: nobody else need go before it is told what it said.
+    pub(crate) fn hold(&self) {
+        self.gate.scout.hold();
+    }
+
     /// There was an answer, of whatever sort: those who wait for it may go by what it said.
     pub(crate) fn heard(&self) {
         self.ahead.store(false, Ordering::Release);

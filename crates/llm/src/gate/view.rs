@@ -5,7 +5,7 @@
 
 use super::breaker::Breaker;
 use super::pass::Pass;
-use super::scout::{Entry, Scout};
+use super::scout::{Entry, SILENCE, Scout};
 use super::{Closure, EndpointGates, Finding, LocalGates, Report, spread};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -61,6 +61,8 @@ struct View {
     closed: HashMap<String, Closed>,
     /// When this process itself last changed an endpoint: an answer that was asked for before knows nothing of it.
     own: HashMap<String, Instant>,
+    /// When somebody else was seen to have opened an endpoint, until everybody has forgotten what it said before.
+    opened: HashMap<String, Instant>,
 }
 
 #[derive(Debug, Clone)]
@@ -125,15 +127,14 @@ impl Gates {
             self.refresh(Some(came)).await;
         }
         let pass = |is_probe, is_ahead| Pass::new(self, (gate, job), is_probe, is_ahead);
-        let is_ahead = if self.is_open(gate) {
-            let entry = match gate.scout.enter() {
+        let is_ahead = self.is_open(gate) && {
+            let opened = self.lock().opened.get(&gate.name).copied();
+            let entry = match gate.scout.enter(opened) {
                 // Boxed: few calls wait here, and all would hold the room.
-                Entry::Wait(_) => Box::pin(gate.scout.wait()).await,
+                Entry::Wait(_) => Box::pin(gate.scout.wait(opened)).await,
                 entry => entry,
             };
             entry == Entry::GoAhead
-        } else {
-            false
         };
         let turned_away = match self.begin_probe(gate) {
             Begin::Open => return Ok(pass(false, is_ahead)),
@@ -298,7 +299,11 @@ impl View {
         }
         // What was not told may have been closed by us a moment ago.
         let own = &self.own;
-        self.closed.extend(old.into_iter().filter(|(name, _)| own.get(name).is_some_and(|changed| *changed > asked)));
+        let is_newer = |(name, _): &(String, Closed)| own.get(name).is_some_and(|changed| *changed > asked);
+        let (ours, opened): (HashMap<_, _>, HashMap<_, _>) = old.into_iter().partition(is_newer);
+        self.closed.extend(ours);
+        self.opened.retain(|_, at| now < *at + SILENCE);
+        self.opened.extend(opened.into_keys().map(|name| (name, now)));
         self.own.retain(|_, changed| *changed > asked);
     }
 

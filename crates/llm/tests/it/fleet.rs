@@ -1,7 +1,7 @@
 //! Workers that share their gates through a database: what one is told, all heed.
 
 use crate::queue::{database, summarize};
-use crate::{step, until, within};
+use crate::{step, within};
 use posthouse::store::Database;
 use posthouse::testing::TestDatabase;
 use posthouse::{NewJob, Posthouse, Worker};
@@ -112,21 +112,24 @@ async fn what_one_is_told_all_heed() {
     assert_eq!(ask(&two).await.unwrap(), "p0", "opened by a person, it is open at once");
 }
 
+/// Waits until a gate is closed.
+async fn closed(queue: &Posthouse, name: &str) {
+    within(async {
+        while queue.gates().await.unwrap().iter().all(|gate| gate.name != name || gate.closed_by.is_none()) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_empty_account_is_asked_once_and_its_jobs_keep_their_place() {
     let database = database().await;
     let sim = Sim::start(step("first=1,do=insufficient_quota")).await.unwrap();
     let ids = enqueue(&database, 100).await;
     let fleet = Fleet::start(1, &[&sim], &database).await;
-    until("the account is found empty", || sim.stats().requests > 0).await;
-    let reason = "endpoint:p0/up";
-    let queue = queue(&database);
-    let closed = async {
-        while queue.gates().await.unwrap().iter().all(|gate| gate.name != reason || gate.closed_by.is_none()) {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    within(closed).await;
+    let (reason, queue) = ("endpoint:p0/up", queue(&database));
+    closed(&queue, reason).await;
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!(sim.stats().requests, 1, "one request, and not a hundred");
     let states = queue.states(&ids).await.unwrap();
@@ -135,6 +138,25 @@ async fn an_empty_account_is_asked_once_and_its_jobs_keep_their_place() {
     all_done(&database, &ids).await;
     fleet.stop().await;
     assert_eq!(sim.stats().requests, 101);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_empty_account_that_refuses_slowly_is_asked_a_few_times_also_after_it_was_opened() {
+    let database = database().await;
+    let sim = Sim::start(step("do=insufficient_quota,latency=400ms")).await.unwrap();
+    let ids = enqueue(&database, 80).await;
+    let fleet = Fleet::start(2, &[&sim], &database).await;
+    let (name, queue) = ("endpoint:p0/up", queue(&database));
+    for round in 1..=2 {
+        closed(&queue, name).await;
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let requests = sim.stats().requests;
+        assert!((round..=10 * round).contains(&requests), "{requests} requests of 2 processes in {round} rounds");
+        assert!(queue.open_gate(name).await.unwrap());
+    }
+    fleet.stop().await;
+    let states = queue.states(&ids).await.unwrap();
+    assert!(states.iter().all(|(_, state)| state == "queued"), "{states:?}");
 }
 
 /// Sends jobs into a provider that refuses for some seconds, and returns how many requests it refused.
