@@ -80,7 +80,10 @@ impl Gate<'_> {
     pub async fn admit(self, tokens: u64) -> Result<Permit, NotAdmitted> {
         let Self { context, names, moment } = self;
         match ask(context, &names, moment, tokens).await {
-            Ok(asked) => Ok(Permit { store: context.admit_store().clone(), gates: names, reserved: tokens, asked }),
+            Ok(asked) => {
+                let (store, job, fence) = (context.admit_store().clone(), context.job_id(), context.fence());
+                Ok(Permit { store, job, fence, gates: names, reserved: tokens, asked })
+            }
             Err(why) => Err(NotAdmitted::new(names, why)),
         }
     }
@@ -135,6 +138,8 @@ async fn ask(context: &Context, names: &[String], moment: Duration, tokens: u64)
 #[must_use = "say what the call used; dropped, the whole estimate stays counted"]
 pub struct Permit {
     store: Store,
+    job: i64,
+    fence: i64,
     gates: Vec<String>,
     reserved: u64,
     asked: Instant,
@@ -150,12 +155,12 @@ impl Permit {
     /// let through. Zero gives all of them back; the request stays counted. What cannot be written, since Postgres is away, stays
     /// counted as it was reserved: no reason for a handler to fail.
     pub async fn used(self, tokens: u64) {
-        let Self { store, gates, reserved, asked } = self;
+        let Self { store, job, fence, gates, reserved, asked } = self;
         if tokens == reserved {
             return;
         }
         // Not tried again: if only the answer got lost, it would count twice.
-        if let Err(error) = store.admitted(&gates, reserved, tokens, asked.elapsed()).await {
+        if let Err(error) = store.admitted(job, fence, &gates, reserved, tokens, asked.elapsed()).await {
             tracing::warn!(%error, ?gates, reserved, used = tokens, "not known to the gates; the estimate stays counted");
         }
     }

@@ -69,6 +69,15 @@ begin
   loop
     perform posthouse.wake_blocked(r.gate_id, r.member, r.jobs);
   end loop;
+  -- Gates that its calls passed and it did not.
+  for r in
+    select a.gate_id, count(*)::int as jobs
+    from generate_subscripts(jobs, 1) o cross join lateral unnest((jobs[o]).admitted[3:]) a(gate_id)
+    where a.gate_id <> all(coalesce(passed, '{}')) group by a.gate_id
+  loop
+    perform posthouse.wake_blocked(r.gate_id, null, r.jobs);
+    perform posthouse.notify_queue('*');
+  end loop;
 end $$;
 
 -- Make of what was reserved what was used, each in the second in which it was let through, and add up what was spent. Unknown usage
@@ -96,7 +105,8 @@ begin
     where not u.called or n.requests <> 1 or n.tokens is not null or n.cost > 0) then
     return;
   end if;
-  if posthouse.hold_counts(gate_ids, members, wait) <> '{}' then
+  -- Whoever sets gates waits for the rows of jobs, and who does not wait here holds some, and has not held gates before them.
+  if (not wait and not pg_try_advisory_xact_lock_shared(1346912000, 4)) or posthouse.hold_counts(gate_ids, members, wait) <> '{}' then
     return;
   end if;
   now_at := clock_timestamp();
@@ -106,10 +116,15 @@ begin
     s := look.states[i];
     changed := false;
     for d in
-      select date_trunc('second', u.started_at) as at, sum(case when u.called then coalesce(n.requests, 1) - 1 else -1 end)::int as requests,
-        sum(case when u.called then coalesce(n.tokens, case n.requests when 0 then 0 else u.reserved end) - u.reserved
-            else -u.reserved end)::bigint as tokens, sum(n.cost) as cost
-      from (select (jobs[o]).lane_id, (jobs[o]).started_at, (jobs[o]).reserved, (jobs[o]).instead, usages[o] as usage, called[o] as called
+      select date_trunc('second', u.started_at) as at,
+        sum(case when u.called then greatest(coalesce(n.requests, 1) - u.calls, 0) - 1 else -1 end)::int as requests,
+        sum(case when not u.called then -u.reserved
+            when n.tokens is not null then greatest(n.tokens - u.call_tokens, 0) - u.reserved
+            when n.requests = 0 then -u.reserved else 0 end)::bigint as tokens, sum(n.cost) as cost
+      from (select (jobs[o]).lane_id, (jobs[o]).started_at, (jobs[o]).reserved, (jobs[o]).instead, usages[o] as usage, called[o] as called,
+              -- Calls that were let through this gate one by one have been counted.
+              case when g.id = any((jobs[o]).admitted[3:]) then (jobs[o]).admitted[2] else 0 end as calls,
+              case when g.id = any((jobs[o]).admitted[3:]) then (jobs[o]).admitted[1] else 0 end as call_tokens
             from generate_subscripts(jobs, 1) o) u
       cross join lateral posthouse.usage_numbers(u.usage) n
       where exists (

@@ -93,15 +93,21 @@ begin
                    where u.id = admit.id and u.fence = admit.fence) as inside) x
   cross join lateral posthouse.counted(look.gates[i], look.states[i], case when x.inside then '{}' else array[admit.id] end,
     case when x.inside then '{}' else array[admit.fence::int] end, 1, tokens, now_at, now_at) c;
-  -- So that its end wakes whoever waits for its place.
-  update posthouse.job j set reserved = 0 where j.id = admit.id and j.reserved is null;
+  -- So that its end wakes whoever waits for its place, and what it used is not counted twice.
+  update posthouse.job j set reserved = coalesce(j.reserved, 0),
+    admitted = array[coalesce(j.admitted[1], 0) + admit.tokens, coalesce(j.admitted[2], 0) + 1]
+      || array(select distinct u from unnest(j.admitted[3:] || gate_ids) u)
+  where j.id = admit.id;
   return 0;
 end $$;
 
--- Say what an admitted call used, and how long ago it was admitted: tokens, in place of those that were reserved; null: unknown.
-create or replace function posthouse.admitted(gates text[], reserved bigint, used bigint, age_ms bigint default 0) returns void
+-- Say what an admitted call of an attempt used, and how long ago it was admitted: tokens, in place of those that were reserved;
+-- null: unknown.
+create or replace function posthouse.admitted(id bigint, fence bigint, gates text[], reserved bigint, used bigint, age_ms bigint default 0)
+returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
 set jit = off
 as $$
 declare
@@ -117,6 +123,8 @@ begin
   end if;
   gates := posthouse.check_gates(gates);
   perform pg_advisory_xact_lock_shared(1346912000, 4);
+  update posthouse.job j set admitted[1] = greatest(j.admitted[1] + admitted.used - admitted.reserved, 0)
+  where j.id = admitted.id and j.fence = admitted.fence and j.state = 'running' and j.admitted is not null;
   select array_agg(x.id order by x.id, x.member), array_agg(x.member order by x.id, x.member) into gate_ids, whose
   from (select distinct g.id, g.member
         from unnest(gates) n(name) cross join lateral posthouse.gates_named(n.name) g

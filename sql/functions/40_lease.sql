@@ -128,6 +128,7 @@ begin
       perform posthouse.settle_gates(array[j], array[null]::jsonb[], array[false], false);
     end if;
     perform posthouse.free_gates(j.lane_id);
+    perform posthouse.wake_blocked(a, null, 1) from unnest(j.admitted[3:]) a;
   end if;
   if j.cancel_asked then
     perform posthouse.archive_job(j, 'cancelled', null, null);

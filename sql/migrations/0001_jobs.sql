@@ -57,7 +57,8 @@ create table posthouse.job (
   progress         jsonb,
   tokens           int,                   -- that it is said to need; null: estimated where a gate counts tokens
   reserved         int,                   -- tokens that its running attempt has reserved; null: it passed no gate
-  instead          text                   -- the model that its running attempt is to use in place of its own
+  instead          text,                  -- the model that its running attempt is to use in place of its own
+  admitted         bigint[]               -- of calls that its running attempt was let through one by one: tokens, number, gates
 ) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000);
 create index job_ready on posthouse.job (lane_id, run_at, id) where state = 'queued';
 

@@ -263,15 +263,25 @@ impl Store {
     }
 
     /// Say what an admitted call used in place of what it reserved.
-    pub async fn admitted(&self, gates: &[String], reserved: u64, used: u64, age: Duration) -> Result<()> {
+    pub async fn admitted(
+        &self,
+        id: i64,
+        fence: i64,
+        gates: &[String],
+        reserved: u64,
+        used: u64,
+        age: Duration,
+    ) -> Result<()> {
         let whole = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
         let parameters = vec![
+            p(id, Type::INT8),
+            p(fence, Type::INT8),
             p(gates.to_vec(), Type::TEXT_ARRAY),
             p(whole(reserved), Type::INT8),
             p(whole(used), Type::INT8),
             p(millis(age), Type::INT8),
         ];
-        self.call("select posthouse.admitted($1, $2, $3, $4)", parameters).await?;
+        self.call("select posthouse.admitted($1, $2, $3, $4, $5, $6)", parameters).await?;
         Ok(())
     }
 

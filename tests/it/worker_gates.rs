@@ -372,7 +372,7 @@ async fn what_a_call_did_not_use_is_given_back_however_long_messages_take() {
     for calls in 1..=6 {
         assert_eq!(store.admit(worker, job.id, job.fence, &gate, 100).await.unwrap(), Some(Duration::ZERO));
         // The handler's clock began before the question was on its way.
-        store.admitted(&gate, 100, 1, Duration::from_millis(calls * 160)).await.unwrap();
+        store.admitted(job.id, job.fence, &gate, 100, 1, Duration::from_millis(calls * 160)).await.unwrap();
         assert_eq!(of_gate(&database, "model:m", "tokens_last_minute").await, i64::try_from(calls).unwrap());
     }
 }
