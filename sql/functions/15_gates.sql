@@ -380,7 +380,7 @@ begin
   )
   insert into posthouse.share (queue, tenant, share) select w.queue, w.tenant, w.share from wanted w
   on conflict on constraint share_pkey do update set share = excluded.share
-  where posthouse.share.share not between excluded.share * 0.9 and excluded.share * 1.1 or excluded.share = 1;
+  where posthouse.share.share not between excluded.share * 0.9 and excluded.share * 1.1 or (excluded.share = 1 and posthouse.share.share <> 1);
 end $$;
 
 -- A list of gates as it is kept: sorted, each once. Raises PH001 for what are no names of gates.

@@ -323,13 +323,15 @@ declare
   quotas int[];
   share int;
   heads int;                          -- different tenants
+  turn int;
+  behind bigint := after_lane;        -- tenants take turns from behind that of this lane
   edge bigint;                        -- the last lane of the window
   ready int;                          -- lanes of the window
   serial boolean := gated and exists (select from posthouse.gate g where g.name >= 'serial:' and g.name < 'serial;');
   waiting record;                     -- lanes whose turn it is not
   weighted boolean := exists (select from posthouse.share s where s.queue = any(queues));
-  weights real[];                     -- of their tenants
   shares int[];
+  later boolean[];                    -- lanes that are served after the others; null: none
   narrowed boolean;                   -- some lanes wait, since older ones had the share of their tenant
   took posthouse.job[];
   passed record;
@@ -387,18 +389,31 @@ begin
       else
         heads := (select count(distinct t) from unnest(tenants) t);
         if weighted then
-          -- Where there is not one for each, those with a small share are passed over now and then.
           select array_agg(x.lane_id order by x.later, x.place), array_agg(x.tenant order by x.later, x.place),
-            array_agg(x.quota order by x.later, x.place), min(x.quota)
-          into lanes, tenants, shares, share
-          from posthouse.weigh_lanes(queues, lanes, tenants, share, heads) x;
+            array_agg(x.quota order by x.later, x.place), array_agg(x.later order by x.later, x.place), min(x.quota)
+          into lanes, tenants, shares, later, share
+          from posthouse.weigh_lanes(queues, lanes, tenants, share) x;
         else
+          if share > heads and share % heads > 0 then
+            -- What is over after a round goes to those that come first: not to the same ones each time.
+            turn := floor(random() * cardinality(lanes));
+            lanes := lanes[turn + 1:] || lanes[:turn];
+            tenants := tenants[turn + 1:] || tenants[:turn];
+            behind := lanes[cardinality(lanes)];
+          end if;
           share := ceil(share::numeric / heads);
           shares := array_fill(share, array[cardinality(lanes)]);
+          later := null;
         end if;
         quotas := shares;
         if cardinality(lanes) > heads then
-          select array_agg(q.lane_id), array_agg(q.quota) into lanes, quotas from posthouse.lane_quotas(lanes, tenants, shares, after_lane, due) q;
+          if later is null then
+            select array_agg(q.lane_id), array_agg(q.quota) into lanes, quotas from posthouse.lane_quotas(lanes, tenants, shares, behind, due) q;
+          else
+            select array_agg(q.lane_id order by l.later, q.place), array_agg(q.quota order by l.later, q.place) into lanes, quotas
+            from posthouse.lane_quotas(lanes, tenants, shares, behind, due) with ordinality q(lane_id, quota, place)
+            join unnest(lanes, later) l(lane_id, later) on l.lane_id = q.lane_id;
+          end if;
           narrowed := true;
         end if;
       end if;
@@ -454,8 +469,10 @@ begin
   end loop;
 end $$;
 
--- How many jobs each of these lanes may give where tenants' shares differ: `later` are those to be served after the others.
-create or replace function posthouse.weigh_lanes(queues text[], lanes bigint[], tenants text[], max_jobs int, heads int)
+-- How many jobs each of these lanes may give where tenants' shares differ. Shares are seldom whole numbers: tenants stand on a line as
+-- long as the batch, each as long as its share of it, and get as many as there are marks on it, which are one job apart from a random
+-- point on. So it is right in the mean, also for batches of one. Who gets none is served `later`, if others leave something.
+create or replace function posthouse.weigh_lanes(queues text[], lanes bigint[], tenants text[], max_jobs int)
 returns table (place bigint, lane_id bigint, tenant text, quota int, later boolean)
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -464,19 +481,22 @@ set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
+declare
+  first_mark float8 := random();
 begin
   return query
     with v as materialized (
       select u.place, u.lane_id, u.tenant, s.share
       from unnest(lanes, tenants) with ordinality u(lane_id, tenant, place)
       cross join lateral (
-        select coalesce(max(s.share), 1) as share from posthouse.share s where s.queue = any(queues) and s.tenant = u.tenant) s
+        select coalesce(max(s.share), 1)::float8 as share from posthouse.share s where s.queue = any(queues) and s.tenant = u.tenant) s
     ), t as materialized (
-      select d.tenant, d.share, sum(d.share) over () as total, max(d.share) over () as largest, random() as luck
-      from (select distinct v.tenant, v.share from v) d
+      select d.tenant, (floor(sum(d.share) over w / sum(d.share) over () * max_jobs + first_mark)
+        - floor((sum(d.share) over w - d.share) / sum(d.share) over () * max_jobs + first_mark))::int as marks
+      from (select v.tenant, v.share, min(v.place) as place from v group by v.tenant, v.share) d
+      window w as (order by d.place)
     )
-    select v.place, v.lane_id, v.tenant, greatest(ceil(max_jobs * t.share / t.total), 1)::int,
-      max_jobs < heads and t.luck * t.largest >= t.share
+    select v.place, v.lane_id, v.tenant, greatest(t.marks, 1), t.marks = 0
     from v join t on t.tenant = v.tenant;
 end $$;
 

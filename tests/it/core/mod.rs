@@ -20,5 +20,6 @@ mod retention;
 mod schema;
 mod serial;
 mod settle;
+mod shares;
 mod support;
 mod usage;
