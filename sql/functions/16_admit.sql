@@ -604,7 +604,8 @@ begin
     return;
   end if;
   update posthouse.job x set state = 'running', fence = x.fence + 1, attempt = x.attempt + 1, worker = take_gated_part.worker,
-    started_at = now_at, first_started_at = coalesce(x.first_started_at, now_at), progress = null, reserved = u.reserved, instead = u.instead
+    started_at = now_at, first_started_at = coalesce(x.first_started_at, now_at), progress = null, reserved = u.reserved, instead = u.instead,
+    admitted = null
   from (select a.id, insteads[a.place] as instead, case when stops[a.place] > 0 then least(a.weight, 2147483647)::int end as reserved
         from unnest(ids, weights, their_places) a(id, weight, place)) u
   where x.id = u.id;
@@ -659,6 +660,38 @@ begin
       group by p.inst) b
     cross join lateral posthouse.counted(gates[b.inst], states[b.inst], b.ids, b.fences, b.requests, b.tokens, now_at, now_at) c;
   end if;
+end $$;
+
+-- Lanes that have nothing left may have been woken for a place behind a gate: others that sleep because of it get that. Comes before
+-- posthouse.block_lanes, for whose locks it waits.
+create or replace function posthouse.pass_on(lanes bigint[]) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+  r record;
+  look record;
+begin
+  if not exists (select from posthouse.lane l where l.blocked_by is not null) then
+    return;
+  end if;
+  for r in
+    select g.gate_id, g.member, count(*)::int as lanes
+    from posthouse.gates_of(lanes) g
+    cross join lateral (select x.name from posthouse.gate x where x.id = g.gate_id offset 0) x
+    where x.name not like 'serial:%'
+      and case when x.name = 'tenant:*' then exists (select from posthouse.lane l where l.blocked_by = g.gate_id and l.tenant = g.member)
+        else exists (select from posthouse.lane l where l.blocked_by = g.gate_id) end
+    group by g.gate_id, g.member
+  loop
+    select * into look from posthouse.look_at_gates(array[r.gate_id], array[r.member], array[1], clock_timestamp());
+    if look.rooms[1] > 0 then
+      perform posthouse.wake_blocked(r.gate_id, r.member, least(r.lanes, look.rooms[1]));
+    end if;
+  end loop;
 end $$;
 
 -- Put lanes to sleep that a gate holds back, until it opens or somebody wakes them, which is whoever makes room: see

@@ -245,6 +245,9 @@ begin
         hint = 'Ask again: the answer is what that session claimed.';
     end if;
   end if;
+  if gated and empty <> '{}' then
+    perform posthouse.pass_on(empty[:64]);
+  end if;
   if blocked <> '{}' then
     perform posthouse.block_lanes(blocked, blockers, members, untils);
   end if;

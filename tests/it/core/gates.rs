@@ -213,7 +213,7 @@ async fn calls_about_gates_refuse_repeatable_read() {
         format!("claim('{id}', 7, 1)"),
         format!("settle('{id}', '[]')"),
         format!("admit('{id}', {}, {}, '{{crm}}')", job.id, job.fence),
-        "admitted('{crm}', 1, 2)".to_owned(),
+        format!("admitted({}, {}, '{{crm}}', 1, 2)", job.id, job.fence),
         "set_gate('crm')".to_owned(),
         "close_gate('crm')".to_owned(),
         "open_gate('crm')".to_owned(),

@@ -368,7 +368,7 @@ async fn calls_of_all_sorts_at_once_never_lock_each_other_out() {
                     10..13 => {
                         if let Some(job) = held.first() {
                             s.admit(worker.id, job, "a,b,c,model:m", 100).await;
-                            s.run("select posthouse.admitted('{c,b,a}', 100, 50, 10)").await;
+                            s.run(&format!("select posthouse.admitted({}, {}, '{{c,b,a}}', 100, 50, 10)", job.id, job.fence)).await;
                         }
                     }
                     13 => s.set_gate(&format!("'{gate}', max_running => {}", rng.u32(10..50))).await,
@@ -386,7 +386,7 @@ async fn calls_of_all_sorts_at_once_never_lock_each_other_out() {
                         worker = s.worker(&["k"]).await;
                     }
                     18 => {
-                        s.run("update posthouse.sweep set ran_at = '-infinity' where name = 'gates'; select posthouse.tidy()").await;
+                        s.run("update posthouse.sweep set ran_at = '-infinity' where name in ('gates', 'folds', 'floors'); select posthouse.tidy()").await;
                     }
                     _ => {
                         s.run(&format!("select posthouse.remove_gate('{gate}')")).await;
@@ -399,4 +399,42 @@ async fn calls_of_all_sorts_at_once_never_lock_each_other_out() {
     let began = Instant::now();
     join_all(crowd).await;
     println!("figure: {} calls in {:?}", SESSIONS * 120, began.elapsed());
+}
+
+#[tokio::test]
+async fn tenants_share_a_gate_also_when_their_lanes_sleep_and_wake() {
+    let (queue, s) = Queue::with_session().await;
+    s.set_gate("'crm', max_running => 2").await;
+    s.enqueue_with(600, r#"{"tenant": "many", "gates": ["crm"]}"#).await;
+    for tenant in 0..20 {
+        s.enqueue_with(5, &format!(r#"{{"tenant": "few{tenant}", "gates": ["crm"]}}"#)).await;
+    }
+    // Lanes fall asleep as soon as they may.
+    s.without_naps().await;
+    s.cripple("wake_blocked", "interval '10 seconds'", "interval '0 seconds'").await;
+    let (done, left) = (RefCell::new(BTreeMap::<String, usize>::new()), Cell::new(100));
+    let crowd = (0..4).map(|seed| {
+        let (queue, done, left) = (&queue, &done, &left);
+        async move {
+            let s = queue.session().await;
+            let worker = s.worker(&["k"]).await;
+            let mut rng = Rng::with_seed(300 + seed);
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while left.get() > 0 {
+                assert!(Instant::now() < deadline, "{:?}", done.borrow());
+                let jobs = worker.claim(&s, 2).await;
+                sleep(Duration::from_millis(rng.u64(0..5))).await;
+                s.done(worker.id, &jobs).await;
+                for job in jobs {
+                    *done.borrow_mut().entry(job.tenant.clone()).or_default() += 1;
+                    left.set(left.get() - usize::from(job.tenant != "many"));
+                }
+            }
+        }
+    });
+    join_all(crowd).await;
+    let many = done.borrow()["many"];
+    println!("figure: while 20 tenants had 5 jobs each done behind a gate of 2, another one had {many}");
+    // A fair share is as many as each of the others had.
+    assert!(many <= 25, "{many}");
 }
