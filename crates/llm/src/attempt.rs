@@ -4,15 +4,15 @@
 //! is an answer, and none is paid. Everything else ends the attempt, since who tries again is for the queue to say.
 
 use crate::answer::Answer;
-use crate::call::{call, millis};
-use crate::clock::{Clock, FIRST_TOKEN_TIMEOUT};
+use crate::call::call;
+use crate::clock::Clock;
 use crate::config::Timeouts;
-use crate::engine::Request;
-use crate::error::{CallError, ErrorClass};
+use crate::error::{CallError, ErrorClass, FIRST_TOKEN_TIMEOUT};
 use crate::gate::{Gates, Pass, TurnedAway};
 use crate::hedge::{Winner, race};
 use crate::judge::judge;
-use crate::prompt_kind::{Expected, PromptKind};
+use crate::millis::millis;
+use crate::prompt_kind::{Draft, Expected, PromptKind};
 use crate::redact::Redactor;
 use crate::route::{Model, Stop};
 use crate::trail::{CLOSED, DROPPED, OK, SLOW, Trail, Why};
@@ -27,6 +27,23 @@ type Outcome = Result<Box<Answer>, Box<CallError>>;
 
 /// The code of a context that is too long, whoever says so.
 const TOO_LONG: &str = "context_length_exceeded";
+
+/// A request that is ready to be sent along a route.
+#[derive(Debug)]
+pub(crate) struct Request<'a> {
+    pub(crate) kind: &'a PromptKind,
+    pub(crate) model: &'a Model,
+    /// The model to ask when the context is too long.
+    pub(crate) larger: Option<&'a Model>,
+    /// The endpoint to begin with, for which the draft is written, and why.
+    pub(crate) first: usize,
+    pub(crate) why: Why,
+    pub(crate) draft: Draft,
+    /// When the attempt began, and how long it may take.
+    pub(crate) start: Instant,
+    pub(crate) time: Duration,
+    pub(crate) job: i64,
+}
 
 /// An attempt under way.
 pub(crate) struct Walk<'a> {

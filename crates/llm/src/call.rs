@@ -9,6 +9,7 @@ use crate::clock::Clock;
 use crate::error::{CallError, ErrorClass};
 use crate::gate::Pass;
 use crate::hint::{exhausted, wait_hint};
+use crate::millis::millis;
 use crate::redact::Redactor;
 use crate::stream::{Event, EventParser};
 use crate::text::{SNIPPET_BYTES_MAX, capped, label, parse_lenient, storable};
@@ -406,8 +407,4 @@ fn title(page: &str) -> String {
         Some(page[start + "<title>".len()..end].trim())
     });
     capped(title.filter(|title| !title.is_empty()).unwrap_or(page.trim()), 120).to_owned()
-}
-
-pub(crate) fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

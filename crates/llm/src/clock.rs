@@ -3,7 +3,7 @@
 //! Only content moves them on. Keep-alive bytes do not, or a dead generation behind a lively proxy would hold a slot for ever.
 
 use crate::config::Timeouts;
-use crate::error::{CallError, ErrorClass};
+use crate::error::{ATTEMPT_TIMEOUT, CallError, ErrorClass, FIRST_TOKEN_TIMEOUT};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,11 +12,6 @@ use tokio::time::{Instant, timeout_at};
 
 /// After all choices have finished, usage and the end mark are waited for this long, and then done without.
 const GRACE: Duration = Duration::from_secs(5);
-
-/// The code of a call that did not begin to answer in time.
-pub(crate) const FIRST_TOKEN_TIMEOUT: &str = "first_token_timeout";
-/// The code of an attempt that took too long, though its call was answered.
-pub(crate) const ATTEMPT_TIMEOUT: &str = "attempt_timeout";
 
 #[derive(Debug)]
 pub(crate) struct Clock {

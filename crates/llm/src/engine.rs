@@ -1,11 +1,11 @@
 //! The engine: everything of the configuration made ready once, shared by all calls of a process.
 
 use crate::answer::Answer;
-use crate::attempt::Walk;
+use crate::attempt::{Request, Walk};
 use crate::config::{Config, ConfigError, Kind, list};
 use crate::error::{CallError, ErrorClass};
 use crate::gate::{DatabaseGates, EndpointGates, Gates};
-use crate::prompt_kind::{CHAT, Draft, Prompt, PromptKind, SUMMARIZE};
+use crate::prompt_kind::{CHAT, Prompt, PromptKind, SUMMARIZE};
 use crate::redact::Redactor;
 use crate::route::{Model, models};
 use crate::trail::Why;
@@ -50,23 +50,6 @@ impl Default for Attempt<'_> {
     fn default() -> Self {
         Self { number: 1, deadline: None, job: 0, model: None }
     }
-}
-
-/// A request that is ready to be sent along a route.
-#[derive(Debug)]
-pub(crate) struct Request<'a> {
-    pub(crate) kind: &'a PromptKind,
-    pub(crate) model: &'a Model,
-    /// The model to ask when the context is too long.
-    pub(crate) larger: Option<&'a Model>,
-    /// The endpoint to begin with, for which the draft is written, and why.
-    pub(crate) first: usize,
-    pub(crate) why: Why,
-    pub(crate) draft: Draft,
-    /// When the attempt began, and how long it may take.
-    pub(crate) start: Instant,
-    pub(crate) time: Duration,
-    pub(crate) job: i64,
 }
 
 /// What the database has to know of a kind to keep its limits.

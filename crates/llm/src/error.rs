@@ -1,11 +1,16 @@
 //! What a failed call is: its class decides what becomes of the job, its text says what happened.
 
 use crate::answer::{Usage, usage_json};
-use crate::clock::ATTEMPT_TIMEOUT;
+use crate::millis::millis;
 use crate::trail::Trail;
 use serde::Serialize;
 use std::fmt;
 use std::time::Duration;
+
+/// The code of a call that did not begin to answer in time.
+pub(crate) const FIRST_TOKEN_TIMEOUT: &str = "first_token_timeout";
+/// The code of an attempt that took too long, though its call was answered.
+pub(crate) const ATTEMPT_TIMEOUT: &str = "attempt_timeout";
 
 /// What kind of failure it was. The class, not the status, decides what to do next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
@@ -209,7 +214,7 @@ fn reason(status: u16) -> Option<&'static str> {
 }
 
 fn as_ms<S: serde::Serializer>(wait: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
-    wait.map(|wait| u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)).serialize(serializer)
+    wait.map(millis).serialize(serializer)
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! The joint between queue and model: registers every kind on a worker and turns what a call decided into an outcome.
 
 use crate::answer::Answer;
-use crate::engine::{Attempt, Engine, Request};
+use crate::attempt::Request;
+use crate::engine::{Attempt, Engine};
 use crate::error::{CallError, Verdict};
 use posthouse::worker::Builder;
 use posthouse::{Context, JobError, Outcome};

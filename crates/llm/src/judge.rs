@@ -1,9 +1,10 @@
 //! Whether what came back is an answer: the last word on a call that ended properly.
 
 use crate::answer::Answer;
-use crate::call::{Received, millis};
+use crate::call::Received;
 use crate::config::OnTruncated;
 use crate::error::{CallError, ErrorClass};
+use crate::millis::millis;
 use crate::prompt_kind::{Expected, PromptKind};
 use crate::redact::Redactor;
 use crate::text::{SNIPPET_BYTES_MAX, capped, label, storable};

@@ -28,6 +28,7 @@ mod hedge;
 pub mod hint;
 mod http;
 mod judge;
+mod millis;
 pub mod price;
 mod prompt_kind;
 pub mod redact;

@@ -6,79 +6,16 @@
 
 mod amount;
 mod file;
+mod rate;
 
 pub use amount::Amount;
 
 use crate::answer::Usage;
 use crate::config::{Config, ConfigError, Endpoint};
-use serde::Deserialize;
+use rate::Price;
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
-
-/// What a model costs, as `[models.NAME.price]` says it: US dollars for a million tokens, as decimal text or as numbers.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ModelPrice {
-    /// A million tokens of prompt.
-    pub input: Amount,
-    /// A million tokens of answer, reasoning included.
-    pub output: Amount,
-    /// A million tokens of prompt that came from the provider's cache. Default: as `input`.
-    pub cached_input: Option<Amount>,
-    /// Each request that was answered, whatever its tokens. Default: nothing.
-    pub per_request: Option<Amount>,
-}
-
-/// `[prices]`: where prices come from that the models do not tell.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PriceSource {
-    /// A JSON file in the shape of LiteLLM's `model_prices_and_context_window.json`, relative to the configuration.
-    pub file: Option<PathBuf>,
-}
-
-/// Dollars for one token.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Rates {
-    input: Amount,
-    output: Amount,
-    /// `None`: as `input`.
-    cached_input: Option<Amount>,
-}
-
-/// What calls of a model cost.
-#[derive(Debug, Clone, PartialEq)]
-struct Price {
-    base: Rates,
-    /// Of requests with more tokens of prompt than this, in growing order.
-    above: Vec<(u64, Rates)>,
-    per_request: Amount,
-}
-
-impl Price {
-    fn of_model(price: &ModelPrice) -> Option<Self> {
-        let base = Rates {
-            input: price.input.millionth()?,
-            output: price.output.millionth()?,
-            cached_input: match price.cached_input {
-                Some(price) => Some(price.millionth()?),
-                None => None,
-            },
-        };
-        Some(Self { base, above: Vec::new(), per_request: price.per_request.unwrap_or(Amount::ZERO) })
-    }
-
-    /// `None`: a count is missing, or the cost has more digits than fit.
-    fn cost(&self, usage: &Usage) -> Option<Amount> {
-        let (input, output) = (usage.input_tokens?, usage.output_tokens?);
-        let cached = usage.cached_tokens.unwrap_or(0).min(input);
-        let rates = self.above.iter().rev().find(|(least, _)| input > *least).map_or(self.base, |(_, rates)| *rates);
-        let fresh = rates.input.times(input - cached)?;
-        let cached = rates.cached_input.unwrap_or(rates.input).times(cached)?;
-        fresh.plus(cached)?.plus(rates.output.times(output)?)?.plus(self.per_request)
-    }
-}
 
 /// The prices of a configuration.
 #[derive(Debug, Clone, Default)]
@@ -153,7 +90,9 @@ fn read(folder: &Path, file: &Path) -> Result<HashMap<String, Price>, ConfigErro
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use super::rate::Rates;
     use super::*;
+    use crate::config::prices::ModelPrice;
     use proptest::prelude::*;
 
     fn usage(input: u64, output: u64, cached: u64) -> Usage {

@@ -23,10 +23,11 @@ mod check;
 mod error;
 pub mod gates;
 mod mistakes;
+pub mod prices;
 
-use crate::price::{ModelPrice, PriceSource};
 use crate::secret::Secret;
 pub use error::ConfigError;
+use prices::{ModelPrice, PriceSource};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
 //! Gates of endpoints in the database: what one worker is told, all workers of the fleet heed.
 
-use super::{Closure, EndpointGates, Finding, Report, Told};
+use super::keeper::{Closure, EndpointGates, Finding, Report, Told};
 use posthouse::store::{Database, EndpointVerdict, Store};
 use std::fmt;
 use std::time::Duration;

@@ -2,7 +2,7 @@
 //!
 //! They behave as those in the database do, but nobody can open them: an empty account is tried again after a pause.
 
-use super::{Closure, EndpointGates, Finding, Report, Told};
+use super::keeper::{Closure, EndpointGates, Finding, Report, Told};
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

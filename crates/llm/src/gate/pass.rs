@@ -1,7 +1,8 @@
 //! Leave to make one call, through which is told what comes of it.
 
-use super::Finding;
-use super::view::{EndpointGate, Gates, PROBE_WAIT, for_jobs};
+use super::keeper::Finding;
+use super::scout::Entry;
+use super::view::{AGE_MAX, Begin, EndpointGate, Gates, PROBE_WAIT, TurnedAway, for_jobs};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -22,8 +23,42 @@ pub(crate) struct Pass<'a> {
     ahead: AtomicBool,
 }
 
+impl Gates {
+    /// Asks for leave to make a call for a job.
+    pub(crate) async fn enter<'a>(&'a self, gate: &'a EndpointGate, job: i64) -> Result<Pass<'a>, TurnedAway> {
+        let came = Instant::now();
+        self.refresh(came.checked_sub(AGE_MAX)).await;
+        if !self.may_pass(gate) {
+            // Nobody is turned away by an old copy: who was claimed the moment a gate opened should not wait.
+            self.refresh(Some(came)).await;
+        }
+        let pass = |is_probe, is_ahead| Pass::new(self, (gate, job), is_probe, is_ahead);
+        let is_ahead = self.is_open(gate) && {
+            let opened = self.opened(gate);
+            let entry = match gate.scout.enter(opened) {
+                // Boxed: few calls wait here, and all would hold the room.
+                Entry::Wait(_) => Box::pin(gate.scout.wait(opened)).await,
+                entry => entry,
+            };
+            entry == Entry::GoAhead
+        };
+        let turned_away = match self.begin_probe(gate) {
+            Begin::Open => return Ok(pass(false, is_ahead)),
+            Begin::Closed(away) => away,
+            Begin::Over(closed) => match Box::pin(self.try_it(gate, job, &closed)).await {
+                Ok(()) => return Ok(pass(true, is_ahead)),
+                Err(away) => away,
+            },
+        };
+        if is_ahead {
+            gate.scout.lost();
+        }
+        Err(turned_away)
+    }
+}
+
 impl<'a> Pass<'a> {
-    pub(super) fn new(gates: &'a Gates, (gate, job): (&'a EndpointGate, i64), is_probe: bool, is_ahead: bool) -> Self {
+    fn new(gates: &'a Gates, (gate, job): (&'a EndpointGate, i64), is_probe: bool, is_ahead: bool) -> Self {
         let (probing, ahead) = (AtomicBool::new(is_probe), AtomicBool::new(is_ahead));
         Self { gates, gate, job, sent: Instant::now(), probing, ahead }
     }

@@ -4,16 +4,16 @@
 //! its copy at once.
 
 use super::breaker::Breaker;
-use super::pass::Pass;
-use super::scout::{Entry, SILENCE, Scout};
-use super::{Closure, EndpointGates, Finding, LocalGates, Report, spread};
+use super::keeper::{Closure, EndpointGates, Finding, Report, spread};
+use super::local::LocalGates;
+use super::scout::{SILENCE, Scout};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
 /// How old the copy may be.
-const AGE_MAX: Duration = Duration::from_secs(1);
+pub(super) const AGE_MAX: Duration = Duration::from_secs(1);
 /// How long the answer of the gates is waited for. Calls go on by the old copy then: no gate is worth a standstill.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long those wait who find a probe under way.
@@ -66,7 +66,7 @@ struct View {
 }
 
 #[derive(Debug, Clone)]
-struct Closed {
+pub(super) struct Closed {
     since: Instant,
     until: Instant,
     reason: Arc<str>,
@@ -87,7 +87,7 @@ impl Closed {
 }
 
 /// What the copy says to somebody who wants to make a call.
-enum Begin {
+pub(super) enum Begin {
     Open,
     Closed(TurnedAway),
     /// Its time is over: ask whether it may be tried.
@@ -118,40 +118,13 @@ impl Gates {
         Self { source, view: Mutex::default(), refreshing: tokio::sync::Mutex::default() }
     }
 
-    /// Asks for leave to make a call for a job.
-    pub(crate) async fn enter<'a>(&'a self, gate: &'a EndpointGate, job: i64) -> Result<Pass<'a>, TurnedAway> {
-        let came = Instant::now();
-        self.refresh(came.checked_sub(AGE_MAX)).await;
-        if !self.may_pass(gate) {
-            // Nobody is turned away by an old copy: who was claimed the moment a gate opened should not wait.
-            self.refresh(Some(came)).await;
-        }
-        let pass = |is_probe, is_ahead| Pass::new(self, (gate, job), is_probe, is_ahead);
-        let is_ahead = self.is_open(gate) && {
-            let opened = self.lock().opened.get(&gate.name).copied();
-            let entry = match gate.scout.enter(opened) {
-                // Boxed: few calls wait here, and all would hold the room.
-                Entry::Wait(_) => Box::pin(gate.scout.wait(opened)).await,
-                entry => entry,
-            };
-            entry == Entry::GoAhead
-        };
-        let turned_away = match self.begin_probe(gate) {
-            Begin::Open => return Ok(pass(false, is_ahead)),
-            Begin::Closed(away) => away,
-            Begin::Over(closed) => match Box::pin(self.try_it(gate, job, &closed)).await {
-                Ok(()) => return Ok(pass(true, is_ahead)),
-                Err(away) => away,
-            },
-        };
-        if is_ahead {
-            gate.scout.lost();
-        }
-        Err(turned_away)
+    /// When an endpoint was seen to be opened by somebody else, not long ago.
+    pub(super) fn opened(&self, gate: &EndpointGate) -> Option<Instant> {
+        self.lock().opened.get(&gate.name).copied()
     }
 
     /// What the copy says. Of those who find the time over, one is to ask whether it may try.
-    fn begin_probe(&self, gate: &EndpointGate) -> Begin {
+    pub(super) fn begin_probe(&self, gate: &EndpointGate) -> Begin {
         let now = Instant::now();
         let mut view = self.lock();
         let Some(closed) = view.closed.get_mut(&gate.name) else { return Begin::Open };
@@ -166,7 +139,7 @@ impl Gates {
     }
 
     /// Asks whether this job may try an endpoint whose time is over.
-    async fn try_it(&self, gate: &EndpointGate, job: i64, closed: &Closed) -> Result<(), TurnedAway> {
+    pub(super) async fn try_it(&self, gate: &EndpointGate, job: i64, closed: &Closed) -> Result<(), TurnedAway> {
         match timeout(PATIENCE, self.source.begin_probe(&gate.name, job)).await {
             Ok(Ok(true)) => return Ok(()),
             // Not quite over.
@@ -188,7 +161,7 @@ impl Gates {
         !self.lock().closed.contains_key(&gate.name)
     }
 
-    fn may_pass(&self, gate: &EndpointGate) -> bool {
+    pub(super) fn may_pass(&self, gate: &EndpointGate) -> bool {
         let now = Instant::now();
         let is_free = |closed: &Closed| closed.is_over(now) && closed.probed_until.is_none_or(|until| until <= now);
         self.lock().closed.get(&gate.name).is_none_or(is_free)
@@ -219,7 +192,7 @@ impl Gates {
     }
 
     /// Looks again, unless somebody has since then.
-    async fn refresh(&self, since: Option<Instant>) {
+    pub(super) async fn refresh(&self, since: Option<Instant>) {
         if self.is_fresh(since) {
             return;
         }
@@ -267,7 +240,7 @@ impl Gates {
             Some(time) => tracing::info!(
                 endpoint = gate.name,
                 finding = finding.as_str(),
-                closed_ms = crate::call::millis(time),
+                closed_ms = crate::millis::millis(time),
                 "endpoint closed: {reason}"
             ),
             None => tracing::info!(endpoint = gate.name, "endpoint open"),

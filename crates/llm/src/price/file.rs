@@ -3,7 +3,8 @@
 //! Of an entry only what is paid by the token is understood; one without both an input and an output price is passed over, and
 //! so is whatever else such a file may hold.
 
-use super::{Amount, Price, Rates};
+use super::amount::Amount;
+use super::rate::{Price, Rates};
 use serde_json::value::RawValue;
 use std::collections::{BTreeMap, HashMap};
 

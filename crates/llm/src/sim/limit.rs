@@ -1,6 +1,6 @@
 //! The rate limit of the simulated provider: requests and tokens in every rolling minute, enforced or only counted.
 
-use super::script::Delay;
+use super::delay::Delay;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -6,6 +6,7 @@
 
 mod answer;
 mod connection;
+mod delay;
 mod fault;
 mod limit;
 mod reply;
@@ -14,9 +15,10 @@ mod server;
 mod stats;
 
 pub use answer::{checksum, expected_answer};
+pub use delay::Delay;
 pub use fault::Fault;
 pub use limit::{Limit, Rates};
-pub use script::{Delay, Script, Step};
+pub use script::{Script, Step};
 pub use stats::{InputStats, Seen, Stats};
 
 use std::io;

@@ -1,8 +1,9 @@
 //! From a decision to the bytes of a reply: a status, headers, and a list of frames that are played one after the other.
 
 use super::answer::{answer, prompt_tokens, tokens};
+use super::delay::Delay;
 use super::fault::Fault;
-use super::script::{Delay, Script, Step};
+use super::script::{Script, Step};
 use bytes::Bytes;
 use serde_json::{Value, json};
 use std::time::Duration;

@@ -7,7 +7,7 @@ use super::limit::Meter;
 use super::reply::{Asked, Frame, Reply, reply, tokens_of};
 use super::script::{Script, Step};
 use super::stats::Stats;
-use crate::call::millis;
+use crate::millis::millis;
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
