@@ -106,6 +106,20 @@ async fn whatever_becomes_of_an_attempt_the_next_job_waits_for_its_end() {
 }
 
 #[tokio::test]
+async fn a_worker_lost_in_the_last_attempt_frees_the_line() {
+    let (_queue, s, worker) = by_chat().await;
+    let job = r#"kind => 'k', max_attempts => 1, payload => '{"chat": 1}'"#;
+    let (first, second) = (s.enqueue(job).await, s.enqueue(job).await);
+    assert_eq!(ids(&worker.claim(&s, 10).await), [first]);
+    assert_eq!(worker.claim(&s, 10).await.len(), 0);
+    s.expire(worker.id).await;
+    s.rescue(worker.id).await;
+    assert_eq!(s.state(first).await, "failed");
+    let worker = s.worker(&["k"]).await;
+    assert_eq!(ids(&worker.claim(&s, 10).await), [second]);
+}
+
+#[tokio::test]
 async fn lanes_that_sleep_wake_for_their_turn_and_for_a_retry_when_it_is_due() {
     let (_queue, s, worker) = by_chat().await;
     let first = s.say("1").await;
