@@ -50,20 +50,6 @@ async fn find(store: &Store, name: &str) -> Result<Option<GateRecord>> {
     Ok(store.gates().await?.into_iter().find(|gate| gate.name == name))
 }
 
-/// The limits of a gate that is there.
-fn limits(gate: &GateRecord) -> GateLimits {
-    let number = |n: Option<i32>| n.and_then(|n| u32::try_from(n).ok());
-    GateLimits {
-        max_running: number(gate.max_running),
-        requests_per_minute: number(gate.requests_per_minute),
-        tokens_per_minute: gate.tokens_per_minute.and_then(|n| u64::try_from(n).ok()),
-        money_per_day: gate.money_per_day.clone(),
-        money_per_month: gate.money_per_month.clone(),
-        when_spent: Some(gate.when_spent.clone()),
-        warn_at: gate.warn_at.clone(),
-    }
-}
-
 /// What was typed, put over what is set.
 fn change(args: &GateSet, limits: &mut GateLimits) {
     fn put<T: Clone>(typed: Option<&Limit<T>>, limit: &mut Option<T>) {
@@ -93,12 +79,12 @@ fn change(args: &GateSet, limits: &mut GateLimits) {
 
 async fn set(store: &Store, args: &GateSet, global: &Global) -> Result<()> {
     let before = find(store, &args.name).await?;
-    let mut wanted = before.as_ref().map(limits).unwrap_or_default();
+    let mut wanted = before.as_ref().map(table::limits).unwrap_or_default();
     change(args, &mut wanted);
     store.set_gate(&args.name, &wanted).await.map_err(mistyped)?;
     tell(store, &args.name, global, |gate| {
         let new = if before.is_none() { " (new)" } else { "" };
-        format!("gate {}{new}: {}", clean(&args.name), table::describe(&limits(gate)))
+        format!("gate {}{new}: {}", clean(&args.name), table::describe(&table::limits(gate)))
     })
     .await
 }

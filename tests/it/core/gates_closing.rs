@@ -207,11 +207,11 @@ async fn a_spent_budget_fails_jobs_or_gives_them_another_model() {
     };
     let small = Some("small".to_owned());
     // Whatever limits that one has: none, only how many run, others.
-    assert_eq!(models(1).await, [small.clone()]);
+    assert_eq!(models(1).await, std::slice::from_ref(&small));
     s.set_gate("'model:small', max_running => 3").await;
     assert_eq!(models(9).await, [small.clone(), small.clone()], "what runs already counts there");
     s.set_gate("'model:small', max_running => 4, requests_per_minute => 100").await;
-    assert_eq!(models(9).await, [small.clone()]);
+    assert_eq!(models(9).await, std::slice::from_ref(&small));
     s.set_gate("'model:m', money_per_day => 1, when_spent => 'fail'").await;
     assert!(models(9).await.is_empty());
     let failed: Vec<Value> = s.list("select to_jsonb(j.*) from posthouse.jobs j where j.state = 'failed'").await;

@@ -271,6 +271,25 @@ async fn it_is_turned_off_for_jobs_to_come_and_needs_no_room_for_values_that_are
     assert!(client.set_serial_by("", Some("a")).await.unwrap_err().to_string().contains("queue"));
 }
 
+#[tokio::test]
+async fn a_job_of_little_urgency_does_not_starve_behind_lines_that_wait() {
+    let (_queue, s, worker) = by_chat().await;
+    for chat in 0..20 {
+        s.say(&chat.to_string()).await;
+        s.say(&chat.to_string()).await;
+    }
+    assert_eq!(worker.claim(&s, 100).await.len(), 20);
+    s.run("update posthouse.lane set naps = 2, awake_until = 'infinity'").await;
+    let patient = s.enqueue("kind => 'k', priority => 9").await;
+    s.enqueue_with(100, "{}").await;
+    for claims in 1.. {
+        if ids(&worker.claim(&s, 1).await) == [patient] {
+            break;
+        }
+        assert!(claims <= 20, "not among the first {claims} claims");
+    }
+}
+
 /// What eight sessions know of the order of each value.
 #[derive(Default)]
 struct Order {
@@ -397,7 +416,7 @@ async fn thousands_of_values_that_wait_cost_a_claim_nothing() {
     let mut costs = Vec::new();
     for round in 0..400 {
         let sql = claim(1000 + round);
-        costs.push(if round < 20 || round >= 380 {
+        costs.push(if !(20..380).contains(&round) {
             buffers(&s, &sql).await
         } else {
             s.rows(&sql).await.len().try_into().unwrap()

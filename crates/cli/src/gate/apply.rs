@@ -10,7 +10,7 @@ use posthouse_llm::config::gates::Gate;
 use posthouse_llm::price::Amount;
 use serde_json::json;
 
-use super::{limits, table};
+use super::table;
 use crate::args::{GateApply, Global};
 use crate::connect;
 use crate::failure::{Failure, Result};
@@ -61,7 +61,7 @@ fn named(file: &Path, name: &str, error: posthouse::Error) -> String {
 
 /// The limits of the gates that there are.
 async fn there(store: &Store) -> posthouse::Result<HashMap<String, GateLimits>> {
-    Ok(store.gates().await?.iter().map(|gate| (gate.name.clone(), limits(gate))).collect())
+    Ok(store.gates().await?.iter().map(|gate| (gate.name.clone(), table::limits(gate))).collect())
 }
 
 /// How the gates of a file stand to those of the database.

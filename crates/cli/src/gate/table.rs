@@ -171,6 +171,20 @@ pub(crate) fn print_state(gate: &GateRecord, now: SystemTime) -> Result<()> {
     }
 }
 
+/// The limits of a gate that is there.
+pub(super) fn limits(gate: &GateRecord) -> GateLimits {
+    let number = |n: Option<i32>| n.and_then(|n| u32::try_from(n).ok());
+    GateLimits {
+        max_running: number(gate.max_running),
+        requests_per_minute: number(gate.requests_per_minute),
+        tokens_per_minute: gate.tokens_per_minute.and_then(|n| u64::try_from(n).ok()),
+        money_per_day: gate.money_per_day.clone(),
+        money_per_month: gate.money_per_month.clone(),
+        when_spent: Some(gate.when_spent.clone()),
+        warn_at: gate.warn_at.clone(),
+    }
+}
+
 /// Limits in a sentence.
 pub(super) fn describe(limits: &GateLimits) -> String {
     let mut parts = Vec::new();
