@@ -295,19 +295,24 @@ as $$
 #variable_conflict use_column
 begin
   return (
-    select l.id
-    from unnest(queues) q(name)
-    cross join lateral (
-      select l.id from posthouse.lane l
-      where l.queue = q.name and l.ready_at < 'infinity' and l.ready_at <= due and l.kind = any(kinds)
-      order by hashint8extended(l.id, (extract(epoch from due) * 1000)::bigint) limit 256) l
-    cross join lateral (
-      select j.run_at from posthouse.job j
-      where j.lane_id = l.id and j.state = 'queued' and j.run_at <= due
-        and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
-                                  order by f.floor_at desc limit 1), '-infinity')
-      order by j.lane_id, j.run_at, j.id limit 1) j
-    order by j.run_at limit 1);
+    with r as materialized (
+      select l.id, j.run_at
+      from unnest(queues) q(name)
+      cross join lateral (
+        select l.id from posthouse.lane l
+        where l.queue = q.name and l.ready_at < 'infinity' and l.ready_at <= due and l.kind = any(kinds)
+        order by hashint8extended(l.id, (extract(epoch from due) * 1000)::bigint) limit 256) l
+      cross join lateral (
+        select j.run_at from posthouse.job j
+        where j.lane_id = l.id and j.state = 'queued' and j.run_at <= due
+          and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
+                                    order by f.floor_at desc limit 1), '-infinity')
+        order by j.lane_id, j.run_at, j.id limit 1) j
+    )
+    -- One whose jobs wait for another of their own has waited for long, and says nothing.
+    select r.id from r
+    where not exists (select from posthouse.serial_held(array(select x.id from r x), due) h where h.lane_id = r.id)
+    order by r.run_at limit 1);
 end $$;
 
 -- Claim from one priority: tenants take turns, each with the same share or the one that is set; what some leave goes to the others.
