@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use tokio_postgres::Config;
+use tokio_postgres::config::{Host, SslMode};
 
 use crate::error::{Error, Result};
 
@@ -27,6 +28,7 @@ impl Database {
     /// Parse a connection URL (`postgres://user:password@host:port/database?sslmode=require`) or a key-value string. `sslmode`
     /// may be `disable`, `prefer` (the default), `require` (encrypted, the certificate not checked, as in libpq),
     /// `verify-ca` or `verify-full` (both check certificate and name), with `sslrootcert=FILE` for an authority of your own.
+    /// A directory as host (`postgres://user@/database?host=/run/postgresql`) is that of a socket, where `sslmode` means nothing.
     pub fn new(url: &str) -> Result<Self> {
         let main = Target::parse(url)?;
         Ok(Self { listen: Some(main.clone()), main })
@@ -57,6 +59,13 @@ impl Target {
                 "database URL: {why}; it should look like postgres://user:password@host:5432/database"
             ))
         })?;
+        let has_socket = config.get_hosts().iter().any(|host| matches!(host, Host::Unix(_)));
+        let has_network = config.get_hosts().iter().any(|host| matches!(host, Host::Tcp(_)));
+        if has_socket && !has_network {
+            // Postgres speaks TLS over networks only. As in libpq, whatever was asked for.
+            config.ssl_mode(SslMode::Disable);
+            verify = false;
+        }
         if cfg!(not(feature = "tls")) && verify {
             return Err(Error::config("database URL: sslmode=verify-… needs the feature `tls` of the crate posthouse"));
         }
@@ -110,6 +119,19 @@ mod tests {
         assert_eq!(db.main.config.get_application_name(), Some("x"));
         assert!(!Database::new("host=h sslmode=require").unwrap().main.verify);
         assert!(Database::new("postgres://u@h/d?sslrootcert=/ca.pem").is_ok());
+    }
+
+    #[test]
+    fn sockets_have_no_tls() {
+        for (url, mode) in [
+            ("postgres://u@/d?host=/tmp/x&sslmode=verify-full", SslMode::Disable),
+            ("postgres://u@%2Ftmp%2Fx/d", SslMode::Disable),
+            ("host=/tmp/x sslmode=require", SslMode::Disable),
+            ("host=/tmp/x,far sslmode=require", SslMode::Require),
+            ("host=far", SslMode::Prefer),
+        ] {
+            assert_eq!(Database::new(url).unwrap().main.config.get_ssl_mode(), mode, "{url}");
+        }
     }
 
     #[test]

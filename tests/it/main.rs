@@ -14,6 +14,7 @@ mod private_postgres;
 mod program;
 mod structure;
 mod test_cluster;
+mod unix_socket;
 mod worker_ahead;
 mod worker_gates;
 mod worker_lease;
