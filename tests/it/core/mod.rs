@@ -7,6 +7,7 @@ mod enqueue;
 mod gates;
 mod gates_closing;
 mod gates_explain;
+mod gates_many;
 mod gates_races;
 mod gates_rates;
 mod gates_support;

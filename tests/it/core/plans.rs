@@ -11,22 +11,22 @@ use tokio_postgres::{AsyncMessage, Client};
 use super::support::{Queue, Session, Worker};
 
 /// A session that hears the plan of every statement that runs inside a function.
-struct Watched {
+pub(super) struct Watched {
     client: Client,
     heard: Arc<Mutex<Vec<String>>>,
 }
 
 /// What a call cost.
 #[derive(Debug, Clone, Copy)]
-struct Cost {
+pub(super) struct Cost {
     /// Pages read, hit or not.
-    pages: u64,
+    pub(super) pages: u64,
     /// Rows that the busiest node of any plan looked at.
-    rows: u64,
+    pub(super) rows: u64,
 }
 
 impl Watched {
-    async fn new(queue: &Queue) -> Self {
+    pub(super) async fn new(queue: &Queue) -> Self {
         let (client, heard) = queue
             .hearing(|message| match message {
                 AsyncMessage::Notice(notice) => Some(notice.message().to_owned()),
@@ -45,7 +45,7 @@ impl Watched {
     }
 
     /// Run a call and look at every plan in it: no sequential scan of a big table.
-    async fn cost(&self, call: &str) -> Cost {
+    pub(super) async fn cost(&self, call: &str) -> Cost {
         self.heard.lock().unwrap().clear();
         let explain = format!("explain (analyze, buffers, timing off, format json) {call}");
         let plan: Value = self.client.query_one(&explain, &[]).await.unwrap().get(0);
@@ -72,6 +72,7 @@ impl Watched {
                     "dead_letter",
                     "claimed",
                     "lane",
+                    "gate_state",
                 ];
                 let scanned = node["Node Type"] == "Seq Scan" && big.iter().any(|name| table.starts_with(name));
                 assert!(!scanned, "sequential scan of {table} in {call}: {}", plan["Query Text"]);
@@ -103,7 +104,7 @@ fn visit(node: &Value, see: &mut impl FnMut(&Value)) {
 }
 
 /// No statistics but those that a test makes itself.
-async fn without_autovacuum(s: &Session) {
+pub(super) async fn without_autovacuum(s: &Session) {
     let tables: Vec<String> = s
         .list("select c.oid::regclass::text from pg_class c where relnamespace = 'posthouse'::regnamespace and relkind = 'r'")
         .await;
