@@ -1,8 +1,10 @@
 //! Gates: what is set for them, who closes and opens them, and what endpoints answered.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tokio_postgres::Row;
 use tokio_postgres::types::{Json, Type};
 use uuid::Uuid;
 
@@ -112,6 +114,50 @@ fn duration(ms: i64) -> Duration {
     Duration::from_millis(ms.max(0).unsigned_abs())
 }
 
+fn number(n: Option<i32>) -> Option<u32> {
+    n.and_then(|n| u32::try_from(n).ok())
+}
+
+fn whole(n: Option<i64>) -> Option<u64> {
+    n.and_then(|n| u64::try_from(n).ok())
+}
+
+impl GateRecord {
+    /// What is set for it.
+    #[must_use]
+    pub fn limits(&self) -> GateLimits {
+        GateLimits {
+            max_running: number(self.max_running),
+            requests_per_minute: number(self.requests_per_minute),
+            tokens_per_minute: whole(self.tokens_per_minute),
+            money_per_day: self.money_per_day.clone(),
+            money_per_month: self.money_per_month.clone(),
+            when_spent: Some(self.when_spent.clone()),
+            warn_at: self.warn_at.clone(),
+        }
+    }
+}
+
+/// A statement that answers with rows of the view as JSON, amounts as the text that they are, and more columns behind.
+macro_rules! record {
+    ($from:literal) => {
+        record!("", $from)
+    };
+    ($more:literal, $from:literal) => {
+        concat!(
+            "select to_jsonb(g) || jsonb_build_object('money_per_day', g.money_per_day::text, 'money_per_month', g.money_per_month::text,
+               'warn_at', g.warn_at::text, 'spent_today', g.spent_today::text, 'spent_this_month', g.spent_this_month::text)",
+            $more,
+            " ",
+            $from
+        )
+    };
+}
+
+fn records(rows: &[Row]) -> Result<Vec<GateRecord>> {
+    rows.iter().map(|row| Ok(row.try_get::<_, Json<GateRecord>>(0)?.0)).collect()
+}
+
 impl Store {
     /// Set all limits of a gate.
     pub async fn set_gate(&self, name: &str, limits: &GateLimits) -> Result<()> {
@@ -164,17 +210,76 @@ impl Store {
         Ok(row.try_get(0)?)
     }
 
-    /// Every gate, by name.
+    /// Every gate, by name, with every member of those that hold for each. For one or few there are cheaper calls.
     pub async fn gates(&self) -> Result<Vec<GateRecord>> {
+        records(&self.call(record!("from posthouse.gates g order by g.name, g.member"), vec![]).await?)
+    }
+
+    /// A gate by its name. Of one that holds for each, any member: they have the same limits. `None`: there is none.
+    pub async fn gate(&self, name: &str) -> Result<Option<GateRecord>> {
+        let sql = record!("from posthouse.gates g where g.name = $1 limit 1");
+        Ok(records(&self.call(sql, vec![p(name.to_owned(), Type::TEXT)]).await?)?.pop())
+    }
+
+    /// The limits of those of these gates that there are.
+    pub async fn gate_limits(&self, names: &[String]) -> Result<HashMap<String, GateLimits>> {
         let rows = self
             .call(
-                "select to_jsonb(g) || jsonb_build_object('money_per_day', g.money_per_day::text, 'money_per_month', g.money_per_month::text,
-                   'warn_at', g.warn_at::text, 'spent_today', g.spent_today::text, 'spent_this_month', g.spent_this_month::text)
-                 from posthouse.gates g order by g.name, g.member",
-                vec![],
+                "select distinct on (g.name) g.name, g.max_running, g.requests_per_minute, g.tokens_per_minute, g.money_per_day::text,
+                   g.money_per_month::text, g.when_spent, g.warn_at::text
+                 from posthouse.gates g where g.name = any($1) order by g.name",
+                vec![p(names.to_vec(), Type::TEXT_ARRAY)],
             )
             .await?;
-        rows.iter().map(|row| Ok(row.try_get::<_, Json<GateRecord>>(0)?.0)).collect()
+        let limits = |row: &Row| -> Result<_> {
+            let limits = GateLimits {
+                max_running: number(row.try_get(1)?),
+                requests_per_minute: number(row.try_get(2)?),
+                tokens_per_minute: whole(row.try_get(3)?),
+                money_per_day: row.try_get(4)?,
+                money_per_month: row.try_get(5)?,
+                when_spent: row.try_get(6)?,
+                warn_at: row.try_get(7)?,
+            };
+            Ok((row.try_get(0)?, limits))
+        };
+        rows.iter().map(limits).collect()
+    }
+
+    /// The gates of single tenants (`tenant:`) or queues (`queue:`): those whose names begin so, without the one for each.
+    pub async fn gates_of_each(&self, prefix: &str) -> Result<Vec<GateRecord>> {
+        let sql =
+            record!("from posthouse.gates g where starts_with(g.name, $1) and g.name <> $1 || '*' order by g.name");
+        records(&self.call(sql, vec![p(prefix.to_owned(), Type::TEXT)]).await?)
+    }
+
+    /// The gates that are closed, or at their limit (a limit a minute counts from nine tenths on, since at its pace it is never quite
+    /// used up), and how many there are in all. At most `most`, the worst first: those that hold everybody before those of one tenant
+    /// or member, closed ones before full ones, the fullest first. Gates that let jobs run one at a time are meant to be full.
+    pub async fn closed_or_full_gates(&self, most: u32) -> Result<(Vec<GateRecord>, usize)> {
+        let rows = self
+            .call(
+                // Materialised, so that jobs that run are counted once.
+                record!(
+                    ", g.total",
+                    "from (
+                       with every as materialized (select * from posthouse.gates)
+                       select e.*, count(*) over () as total, e.closed_until is null as is_open, u.used,
+                         e.member is not null or starts_with(e.name, 'tenant:') as is_of_one
+                       from every e
+                       cross join lateral (
+                         select greatest(e.running / e.max_running::numeric, e.requests_last_minute / (0.9 * e.requests_per_minute),
+                           e.tokens_last_minute / (0.9 * e.tokens_per_minute), e.spent_today / e.money_per_day,
+                           e.spent_this_month / e.money_per_month) as used) u
+                       where e.closed_until is not null or (u.used >= 1 and not starts_with(e.name, 'serial:'))
+                       order by is_of_one, is_open, u.used desc nulls last, e.name, e.member limit $1) g
+                     order by g.is_of_one, g.is_open, g.used desc nulls last, g.name, g.member"
+                ),
+                vec![p(i64::from(most), Type::INT8)],
+            )
+            .await?;
+        let total = rows.first().map(|row| row.try_get::<_, i64>(1)).transpose()?.unwrap_or(0);
+        Ok((records(&rows)?, usize::try_from(total).unwrap_or(usize::MAX)))
     }
 
     /// Say which gates the jobs of a kind pass, and how long its answers can be.

@@ -16,7 +16,7 @@ use crate::output::{self, age, when};
 use crate::style::clean;
 
 pub(crate) use apply::Declared;
-pub(crate) use table::{closed, is_closed_or_full, print_state};
+pub(crate) use table::{closed, print_state};
 
 /// Longer is a mistake; who means for ever leaves the time out.
 const SPAN_MAX: Duration = Duration::from_hours(24 * 366 * 100);
@@ -43,11 +43,6 @@ pub(crate) async fn run(command: Gate, global: &Global) -> Result<ExitCode> {
 /// Postgres found it, but it is what was typed that cannot be right.
 pub(crate) fn mistyped(error: posthouse::Error) -> Failure {
     if error.is_invalid() { Failure::usage(error.to_string()) } else { error.into() }
-}
-
-/// A gate, if it is there. One that holds for each has the same limits in each of its rows.
-async fn find(store: &Store, name: &str) -> Result<Option<GateRecord>> {
-    Ok(store.gates().await?.into_iter().find(|gate| gate.name == name))
 }
 
 /// What was typed, put over what is set.
@@ -78,20 +73,20 @@ fn change(args: &GateSet, limits: &mut GateLimits) {
 }
 
 async fn set(store: &Store, args: &GateSet, global: &Global) -> Result<()> {
-    let before = find(store, &args.name).await?;
-    let mut wanted = before.as_ref().map(table::limits).unwrap_or_default();
+    let before = store.gate(&args.name).await?;
+    let mut wanted = before.as_ref().map(GateRecord::limits).unwrap_or_default();
     change(args, &mut wanted);
     store.set_gate(&args.name, &wanted).await.map_err(mistyped)?;
     tell(store, &args.name, global, |gate| {
         let new = if before.is_none() { " (new)" } else { "" };
-        format!("gate {}{new}: {}", clean(&args.name), table::describe(&table::limits(gate)))
+        format!("gate {}{new}: {}", clean(&args.name), table::describe(&gate.limits()))
     })
     .await
 }
 
 /// Tells how a gate is now.
 async fn tell(store: &Store, name: &str, global: &Global, text: impl FnOnce(&GateRecord) -> String) -> Result<()> {
-    match find(store, name).await? {
+    match store.gate(name).await? {
         Some(gate) if global.json => output::json(&gate),
         Some(gate) => output::line(text(&gate)),
         // Somebody removed it just now.
@@ -167,7 +162,7 @@ pub(crate) async fn close(store: &Store, whose: Whose<'_>, closing: &Closing, gl
     let name = whose.gate();
     let now = store.clock().await?;
     let until = until(closing, now)?;
-    let is_new = find(store, &name).await?.is_none();
+    let is_new = store.gate(&name).await?.is_none();
     store.close_gate(&name, &until, closing.reason.as_deref()).await.map_err(mistyped)?;
     let Words { whom, open, closed, .. } = whose.words();
     tell(store, &name, global, |gate| {
@@ -202,7 +197,7 @@ pub(crate) async fn open(store: &Store, whose: Whose<'_>, global: &Global) -> Re
     let name = whose.gate();
     let opened = store.open_gate(&name).await?;
     let words = whose.words();
-    if !opened && matches!(whose, Whose::Gate(_)) && find(store, &name).await?.is_none() {
+    if !opened && matches!(whose, Whose::Gate(_)) && store.gate(&name).await?.is_none() {
         return Err(no_gate(&name));
     }
     if global.json {

@@ -49,8 +49,7 @@ fn bare(queue: String) -> QueueSettings {
 
 async fn rows(store: &Store) -> Result<Vec<Row>> {
     let mut settings = store.queues().await?;
-    let mut gates = store.gates().await?;
-    gates.retain(|gate| gate.name.starts_with("queue:") && gate.name != "queue:*");
+    let gates = store.gates_of_each("queue:").await?;
     let name = |gate: &GateRecord| gate.name.strip_prefix("queue:").unwrap_or_default().to_owned();
     for queue in gates.iter().map(name) {
         if !settings.iter().any(|known| known.queue == queue) {

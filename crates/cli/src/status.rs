@@ -15,6 +15,8 @@ use crate::{alert, connect, gate};
 
 /// Rows of a table for people; JSON has all of them.
 const ROWS_MAX: usize = 30;
+/// Gates that are asked for; with a limit for each of many tenants there are thousands.
+const GATES: u32 = 100;
 /// Newest failures shown.
 const FAILURES: u32 = 5;
 /// Newest open alerts shown.
@@ -24,8 +26,10 @@ const ALERTS: u32 = 20;
 #[derive(Serialize)]
 struct Overview {
     queues: Vec<QueueHealth>,
-    /// Those that are closed or full.
+    /// Those that are closed or full, the worst first.
     gates: Vec<GateRecord>,
+    /// How many are.
+    gates_total: usize,
     /// Open ones.
     alerts: Vec<AlertRecord>,
     /// Those that live, or whose jobs are about to be taken back.
@@ -67,11 +71,11 @@ async fn look(store: &Store) -> Result<Overview> {
     let newest = JobFilter { state: Some("failed".to_owned()), ..JobFilter::default() };
     let mut workers = store.workers().await?;
     workers.retain(|worker| worker.state != "over");
-    let mut gates = store.gates().await?;
-    gates.retain(gate::is_closed_or_full);
+    let (gates, gates_total) = store.closed_or_full_gates(GATES).await?;
     Ok(Overview {
         queues: store.queue_health().await?,
         gates,
+        gates_total,
         alerts: store.alerts(false, ALERTS).await?,
         workers,
         failures: store.jobs(&newest, FAILURES).await?,
@@ -113,7 +117,12 @@ impl Overview {
         for gate in self.gates.iter().take(ROWS_MAX) {
             gate::print_state(gate, self.now)?;
         }
-        self.and_more(self.gates.len())
+        match self.gates_total.checked_sub(ROWS_MAX).filter(|more| *more > 0) {
+            Some(more) => {
+                output::line(format_args!("{DIM}… and {more} more; `posthouse gate list --json` has all{DIM:#}"))
+            }
+            None => Ok(()),
+        }
     }
 
     fn and_more(&self, rows: usize) -> Result<()> {

@@ -73,13 +73,11 @@ async fn rows(store: &Store) -> Result<Vec<Row>> {
     for set in store.tenants().await? {
         row(&mut rows, &set.tenant).weight = set.weight;
     }
-    for gate in store.gates().await? {
-        if let Some(tenant) = gate.name.strip_prefix("tenant:").filter(|tenant| *tenant != "*") {
-            let row = row(&mut rows, tenant);
-            row.closed_until.clone_from(&gate.closed_until);
-            row.closed_reason.clone_from(&gate.closed_reason);
-            row.gate = Some(gate);
-        }
+    for gate in store.gates_of_each("tenant:").await? {
+        let row = row(&mut rows, gate.name.strip_prefix("tenant:").unwrap_or(&gate.name));
+        row.closed_until.clone_from(&gate.closed_until);
+        row.closed_reason.clone_from(&gate.closed_reason);
+        row.gate = Some(gate);
     }
     Ok(rows.into_values().collect())
 }

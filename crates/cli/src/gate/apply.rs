@@ -29,7 +29,7 @@ pub(super) async fn run(args: &GateApply, global: &Global) -> Result<ExitCode> {
             .hint("write them as in\n  [gates.\"model:small\"]\n  max_running = 40"));
     }
     let store = connect::store(global).await?;
-    let there = there(&store).await?;
+    let there = there(&store, &config.gates).await?;
     let mut answers = Vec::new();
     for (name, gate) in &config.gates {
         let wanted = gate.limits();
@@ -59,9 +59,9 @@ fn named(file: &Path, name: &str, error: posthouse::Error) -> String {
     format!("{}: gates.{name}: {error}", file.display())
 }
 
-/// The limits of the gates that there are.
-async fn there(store: &Store) -> posthouse::Result<HashMap<String, GateLimits>> {
-    Ok(store.gates().await?.iter().map(|gate| (gate.name.clone(), table::limits(gate))).collect())
+/// The limits of those gates of a file that are there.
+async fn there(store: &Store, gates: &BTreeMap<String, Gate>) -> posthouse::Result<HashMap<String, GateLimits>> {
+    store.gate_limits(&gates.keys().cloned().collect::<Vec<_>>()).await
 }
 
 /// How the gates of a file stand to those of the database.
@@ -80,7 +80,7 @@ impl Declared {
         if gates.is_empty() {
             return Ok(declared);
         }
-        let there = there(store).await?;
+        let there = there(store, gates).await?;
         for (name, gate) in gates {
             match there.get(name) {
                 Some(before) if is_same(before, &gate.limits()) => {}

@@ -13,7 +13,7 @@ use crate::style::{BAD, BOLD, DIM, clean};
 
 /// Rows of a table for people; JSON has all of them.
 const ROWS_MAX: usize = 200;
-/// A limit a minute is shown as full from this share on: at its pace it is never quite at the limit.
+/// A limit a minute is shown as full from this share on, as `closed_or_full_gates` has it: at its pace it is never quite at the limit.
 const NEARLY_TENTHS: i64 = 9;
 
 /// Shows all gates.
@@ -141,13 +141,6 @@ fn full(gate: &GateRecord) -> Vec<String> {
     full
 }
 
-/// Whether there is something to tell about it at a glance.
-pub(crate) fn is_closed_or_full(gate: &GateRecord) -> bool {
-    // Jobs that run one at a time are meant to.
-    let is_serial = gate.name.starts_with("serial:");
-    gate.closed_until.is_some() || (!is_serial && !full(gate).is_empty())
-}
-
 /// One line: what is closed or full about a gate, with everything it counts.
 pub(crate) fn print_state(gate: &GateRecord, now: SystemTime) -> Result<()> {
     let mut parts = full(gate);
@@ -168,20 +161,6 @@ pub(crate) fn print_state(gate: &GateRecord, now: SystemTime) -> Result<()> {
             output::line(format_args!("{BAD}closed{BAD:#} {title}: {}{counts}", clean(&closed)))
         }
         None => output::line(format_args!("{BOLD}full{BOLD:#} {title}: {counts}")),
-    }
-}
-
-/// The limits of a gate that is there.
-pub(super) fn limits(gate: &GateRecord) -> GateLimits {
-    let number = |n: Option<i32>| n.and_then(|n| u32::try_from(n).ok());
-    GateLimits {
-        max_running: number(gate.max_running),
-        requests_per_minute: number(gate.requests_per_minute),
-        tokens_per_minute: gate.tokens_per_minute.and_then(|n| u64::try_from(n).ok()),
-        money_per_day: gate.money_per_day.clone(),
-        money_per_month: gate.money_per_month.clone(),
-        when_spent: Some(gate.when_spent.clone()),
-        warn_at: gate.warn_at.clone(),
     }
 }
 
@@ -261,7 +240,6 @@ mod tests {
         ] {
             let gate = gate(serde_json::json!({ "closed_until": until, "closed_by": by, "closed_reason": reason }));
             assert_eq!(closed(&gate, now).unwrap(), expected);
-            assert!(is_closed_or_full(&gate));
         }
         assert_eq!(closed(&gate(serde_json::json!({})), now), None);
     }

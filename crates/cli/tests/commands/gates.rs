@@ -188,6 +188,43 @@ async fn jobs_name_their_gates_and_tokens_one_by_one_and_in_bulk() {
 }
 
 #[tokio::test]
+async fn the_status_shows_the_worst_gates_first_and_how_many_more_there_are() {
+    let queue = Queue::new().await;
+    for (gate, limit) in [("crm", "2"), ("mail", "4"), ("idle", "9"), ("tenant:*", "1")] {
+        queue.run(&["gate", "set", gate, "--running", limit]).fine();
+    }
+    queue.run(&["gate", "set", "daily", "--money-per-day", "0.5"]).fine();
+    queue.run(&["gate", "set", "fast", "--requests-per-minute", "10"]).fine();
+    queue.run(&["gate", "close", "endpoint:p/m"]).fine();
+    queue
+        .sql(
+            "select posthouse.close_gate('tenant:t' || n) from generate_series(1, 150) n;
+             select posthouse.register_worker('00000000-0000-0000-0000-000000000001', array['default'], array['k'], 99, 60000, '{}');
+             select posthouse.enqueue('k', tenant => 'a' || n, gates => case when n <= 4 then array['mail'] else array['crm'] end)
+             from generate_series(1, 6) n;
+             select posthouse.claim('00000000-0000-0000-0000-000000000001', 1, 99);
+             insert into posthouse.gate (name, max_running) values ('serial:q', 1);
+             insert into posthouse.gate_state (gate_id, member, seq, job_ids, fences)
+               select g.id, 'a1', 1, array[j.id], array[j.fence::int] from posthouse.gate g, posthouse.job j
+               where g.name = 'serial:q' and j.state = 'running' limit 1;
+             insert into posthouse.gate_state (gate_id, member, seq, day, spent_day)
+               select g.id, '', 1000, (clock_timestamp() at time zone 'UTC')::date, 1 from posthouse.gate g where g.name = 'daily';
+             insert into posthouse.gate_state (gate_id, member, seq, seconds, requests, tokens)
+               select g.id, '', 1000, array[extract(epoch from clock_timestamp())::bigint], array[9], array[0]
+               from posthouse.gate g where g.name = 'fast'",
+        )
+        .await;
+    let status = queue.run(&["status", "--json"]).fine().json();
+    let gates = status["gates"].as_array().unwrap();
+    let names: Vec<&str> = gates.iter().map(|gate| gate["name"].as_str().unwrap()).collect();
+    assert_eq!(names[..6], ["endpoint:p/m", "daily", "crm", "fast", "mail", "tenant:t1"]);
+    assert_eq!((names.len(), &status["gates_total"]), (100, &json!(5 + 150 + 6)));
+    let text = queue.run(&["status"]).fine().stdout;
+    assert!(text.contains("\n… and 131 more; `posthouse gate list --json` has all\n"), "{text}");
+    assert!(!text.contains("serial:q") && !text.contains("idle"), "{text}");
+}
+
+#[tokio::test]
 async fn the_status_shows_what_is_full() {
     let queue = Queue::new().await;
     queue.run(&["gate", "set", "tenant:*", "--running", "1", "--requests-per-minute", "100"]).fine();
