@@ -197,6 +197,7 @@ create table posthouse.job (
   tokens integer,
   reserved integer,
   instead text,
+  admitted bigint[],
   constraint job_pkey PRIMARY KEY (id)
 ) with (fillfactor=80, autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_threshold=2000);
 CREATE INDEX job_ready ON posthouse.job USING btree (lane_id, run_at, id) WHERE (state = 'queued'::posthouse.job_state);
@@ -222,8 +223,8 @@ create table posthouse.lane (
   blocked_by bigint,
   constraint lane_pkey PRIMARY KEY (id)
 ) with (fillfactor=70);
-CREATE INDEX lane_blocked ON posthouse.lane USING btree (blocked_by, ready_at) WHERE (blocked_by IS NOT NULL);
-CREATE INDEX lane_blocked_tenant ON posthouse.lane USING btree (blocked_by, tenant) WHERE (blocked_by IS NOT NULL);
+CREATE INDEX lane_blocked ON posthouse.lane USING btree (blocked_by, awake_until) WHERE (blocked_by IS NOT NULL);
+CREATE INDEX lane_blocked_tenant ON posthouse.lane USING btree (COALESCE(blocked_by, (0)::bigint), tenant) WHERE (COALESCE(blocked_by, (0)::bigint) > 0);
 CREATE INDEX lane_name ON posthouse.lane USING btree (queue, tenant, serial, kind, priority, gates);
 CREATE INDEX lane_ready ON posthouse.lane USING btree (queue, priority, id) INCLUDE (kind, ready_at) WHERE (ready_at < 'infinity'::timestamp with time zone);
 
@@ -459,16 +460,20 @@ begin
                    where u.id = admit.id and u.fence = admit.fence) as inside) x
   cross join lateral posthouse.counted(look.gates[i], look.states[i], case when x.inside then '{}' else array[admit.id] end,
     case when x.inside then '{}' else array[admit.fence::int] end, 1, tokens, now_at, now_at) c;
-  -- So that its end wakes whoever waits for its place.
-  update posthouse.job j set reserved = 0 where j.id = admit.id and j.reserved is null;
+  -- So that its end wakes whoever waits for its place, and what it used is not counted twice.
+  update posthouse.job j set reserved = coalesce(j.reserved, 0),
+    admitted = array[coalesce(j.admitted[1], 0) + admit.tokens, coalesce(j.admitted[2], 0) + 1]
+      || array(select distinct u from unnest(j.admitted[3:] || gate_ids) u)
+  where j.id = admit.id;
   return 0;
 end $function$
 ;
 
-CREATE OR REPLACE FUNCTION posthouse.admitted(gates text[], reserved bigint, used bigint, age_ms bigint DEFAULT 0)
+CREATE OR REPLACE FUNCTION posthouse.admitted(id bigint, fence bigint, gates text[], reserved bigint, used bigint, age_ms bigint DEFAULT 0)
  RETURNS void
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
  SET jit TO 'off'
 AS $function$
 declare
@@ -484,6 +489,8 @@ begin
   end if;
   gates := posthouse.check_gates(gates);
   perform pg_advisory_xact_lock_shared(1346912000, 4);
+  update posthouse.job j set admitted[1] = greatest(j.admitted[1] + admitted.used - admitted.reserved, 0)
+  where j.id = admitted.id and j.fence = admitted.fence and j.state = 'running' and j.admitted is not null;
   select array_agg(x.id order by x.id, x.member), array_agg(x.member order by x.id, x.member) into gate_ids, whose
   from (select distinct g.id, g.member
         from unnest(gates) n(name) cross join lateral posthouse.gates_named(n.name) g
@@ -722,13 +729,18 @@ begin
   end if;
   -- A new statement, so that it sees what made room before the lock was ours.
   select * into look from posthouse.look_at_gates(gate_ids, whose, array_fill(1, array[cardinality(lanes)]), clock_timestamp());
-  update posthouse.lane l set blocked_by = b.gate_id, ready_at = coalesce(b.until, now_at + interval '10 minutes')
+  -- Those of tenants, of whom there may be thousands, leave the index that claims walk when it is for longer than two minutes: the sweep
+  -- wakes them in time.
+  update posthouse.lane l set blocked_by = b.gate_id, awake_until = least(l.awake_until, now_at),
+    ready_at = case when b.exactly or b.until <= now_at + interval '2 minutes' then coalesce(b.until, 'infinity') else 'infinity' end
   from (
-    select x.id, b.gate_id, b.until
+    select x.id, b.gate_id, b.until, b.exactly
     from (
-      select u.lane_id, u.gate_id, u.until from unnest(lanes, gate_ids, whose, look.rooms, look.untils) u(lane_id, gate_id, member, room, until)
+      select u.lane_id, u.gate_id, u.until, g.name not like 'tenant:%' as exactly
+      from unnest(lanes, gate_ids, whose, look.rooms, look.untils) u(lane_id, gate_id, member, room, until)
+      cross join lateral (select g.name from posthouse.gate g where g.id = u.gate_id offset 0) g
       where u.room <= 0 and strpos(u.member, chr(31)) = 0
-      union all select h.lane_id, h.gate_id, h.until from posthouse.serial_held(lanes, clock_timestamp()) h where h.gate_id = any(gate_ids)) b
+      union all select h.lane_id, h.gate_id, h.until, true from posthouse.serial_held(lanes, clock_timestamp()) h where h.gate_id = any(gate_ids)) b
     cross join lateral (select x.id from posthouse.lane x where x.id = b.lane_id for no key update skip locked) x) b
   where l.id = b.id;
 end $function$
@@ -1187,6 +1199,9 @@ begin
         hint = 'Ask again: the answer is what that session claimed.';
     end if;
   end if;
+  if gated and empty <> '{}' then
+    perform posthouse.pass_on(empty[:64]);
+  end if;
   if blocked <> '{}' then
     perform posthouse.block_lanes(blocked, blockers, members, untils);
   end if;
@@ -1218,13 +1233,15 @@ declare
   quotas int[];
   share int;
   heads int;                          -- different tenants
+  turn int;
+  behind bigint := after_lane;        -- tenants take turns from behind that of this lane
   edge bigint;                        -- the last lane of the window
   ready int;                          -- lanes of the window
   serial boolean := gated and exists (select from posthouse.gate g where g.name >= 'serial:' and g.name < 'serial;');
   waiting record;                     -- lanes whose turn it is not
   weighted boolean := exists (select from posthouse.share s where s.queue = any(queues));
-  weights real[];                     -- of their tenants
   shares int[];
+  later boolean[];                    -- lanes that are served after the others; null: none
   narrowed boolean;                   -- some lanes wait, since older ones had the share of their tenant
   took posthouse.job[];
   passed record;
@@ -1282,18 +1299,31 @@ begin
       else
         heads := (select count(distinct t) from unnest(tenants) t);
         if weighted then
-          -- Where there is not one for each, those with a small share are passed over now and then.
           select array_agg(x.lane_id order by x.later, x.place), array_agg(x.tenant order by x.later, x.place),
-            array_agg(x.quota order by x.later, x.place), min(x.quota)
-          into lanes, tenants, shares, share
-          from posthouse.weigh_lanes(queues, lanes, tenants, share, heads) x;
+            array_agg(x.quota order by x.later, x.place), array_agg(x.later order by x.later, x.place), min(x.quota)
+          into lanes, tenants, shares, later, share
+          from posthouse.weigh_lanes(queues, lanes, tenants, share) x;
         else
+          if share > heads and share % heads > 0 then
+            -- What is over after a round goes to those that come first: not to the same ones each time.
+            turn := floor(random() * cardinality(lanes));
+            lanes := lanes[turn + 1:] || lanes[:turn];
+            tenants := tenants[turn + 1:] || tenants[:turn];
+            behind := lanes[cardinality(lanes)];
+          end if;
           share := ceil(share::numeric / heads);
           shares := array_fill(share, array[cardinality(lanes)]);
+          later := null;
         end if;
         quotas := shares;
         if cardinality(lanes) > heads then
-          select array_agg(q.lane_id), array_agg(q.quota) into lanes, quotas from posthouse.lane_quotas(lanes, tenants, shares, after_lane, due) q;
+          if later is null then
+            select array_agg(q.lane_id), array_agg(q.quota) into lanes, quotas from posthouse.lane_quotas(lanes, tenants, shares, behind, due) q;
+          else
+            select array_agg(q.lane_id order by l.later, q.place), array_agg(q.quota order by l.later, q.place) into lanes, quotas
+            from posthouse.lane_quotas(lanes, tenants, shares, behind, due) with ordinality q(lane_id, quota, place)
+            join unnest(lanes, later) l(lane_id, later) on l.lane_id = q.lane_id;
+          end if;
           narrowed := true;
         end if;
       end if;
@@ -2984,7 +3014,7 @@ begin
   )
   insert into posthouse.share (queue, tenant, share) select w.queue, w.tenant, w.share from wanted w
   on conflict on constraint share_pkey do update set share = excluded.share
-  where posthouse.share.share not between excluded.share * 0.9 and excluded.share * 1.1 or excluded.share = 1;
+  where posthouse.share.share not between excluded.share * 0.9 and excluded.share * 1.1 or (excluded.share = 1 and posthouse.share.share <> 1);
 end $function$
 ;
 
@@ -3159,19 +3189,24 @@ AS $function$
 #variable_conflict use_column
 begin
   return (
-    select l.id
-    from unnest(queues) q(name)
-    cross join lateral (
-      select l.id from posthouse.lane l
-      where l.queue = q.name and l.ready_at < 'infinity' and l.ready_at <= due and l.kind = any(kinds)
-      order by hashint8extended(l.id, (extract(epoch from due) * 1000)::bigint) limit 256) l
-    cross join lateral (
-      select j.run_at from posthouse.job j
-      where j.lane_id = l.id and j.state = 'queued' and j.run_at <= due
-        and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
-                                  order by f.floor_at desc limit 1), '-infinity')
-      order by j.lane_id, j.run_at, j.id limit 1) j
-    order by j.run_at limit 1);
+    with r as materialized (
+      select l.id, j.run_at
+      from unnest(queues) q(name)
+      cross join lateral (
+        select l.id from posthouse.lane l
+        where l.queue = q.name and l.ready_at < 'infinity' and l.ready_at <= due and l.kind = any(kinds)
+        order by hashint8extended(l.id, (extract(epoch from due) * 1000)::bigint) limit 256) l
+      cross join lateral (
+        select j.run_at from posthouse.job j
+        where j.lane_id = l.id and j.state = 'queued' and j.run_at <= due
+          and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
+                                    order by f.floor_at desc limit 1), '-infinity')
+        order by j.lane_id, j.run_at, j.id limit 1) j
+    )
+    -- One whose jobs wait for another of their own has waited for long, and says nothing.
+    select r.id from r
+    where not exists (select from posthouse.serial_held(array(select x.id from r x), due) h where h.lane_id = r.id)
+    order by r.run_at limit 1);
 end $function$
 ;
 
@@ -3258,6 +3293,39 @@ begin
   if pg_try_advisory_xact_lock(1346912000, 1) then
     perform posthouse.make_partitions(s.last_value), posthouse.make_partitions(s.last_value + 1000000) from posthouse.job_id_seq s;
   end if;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.pass_on(lanes bigint[])
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
+AS $function$
+declare
+  r record;
+  look record;
+begin
+  if not exists (select from posthouse.lane l where l.blocked_by is not null) then
+    return;
+  end if;
+  for r in
+    select g.gate_id, g.member, count(*)::int as lanes
+    from posthouse.gates_of(lanes) g
+    cross join lateral (select x.name from posthouse.gate x where x.id = g.gate_id offset 0) x
+    where x.name not like 'serial:%'
+      and case when x.name = 'tenant:*' then exists (
+          select from posthouse.lane l where coalesce(l.blocked_by, 0) = g.gate_id and coalesce(l.blocked_by, 0) > 0 and l.tenant = g.member)
+        else exists (select from posthouse.lane l where l.blocked_by = g.gate_id) end
+    group by g.gate_id, g.member
+  loop
+    select * into look from posthouse.look_at_gates(array[r.gate_id], array[r.member], array[1], clock_timestamp());
+    if look.rooms[1] > 0 then
+      perform posthouse.wake_blocked(r.gate_id, r.member, least(r.lanes, look.rooms[1]));
+    end if;
+  end loop;
 end $function$
 ;
 
@@ -4506,11 +4574,21 @@ begin
       where g.gate_id <> all(sleepless)
         -- Of thousands of tenants most have none that sleeps.
         and (x.name <> 'tenant:*' and x.name not like 'serial:%'
-             or exists (select from posthouse.lane l where l.blocked_by = g.gate_id and l.tenant = split_part(g.member, chr(31), 1)))) x
+             or exists (select from posthouse.lane l where coalesce(l.blocked_by, 0) = g.gate_id and coalesce(l.blocked_by, 0) > 0
+                          and l.tenant = split_part(g.member, chr(31), 1)))) x
     join unnest(jobs) j on j.lane_id = lanes[x.place] and j.instead is not distinct from insteads[x.place]
     group by x.gate_id, x.member
   loop
     perform posthouse.wake_blocked(r.gate_id, r.member, r.jobs);
+  end loop;
+  -- Gates that its calls passed and it did not.
+  for r in
+    select a.gate_id, count(*)::int as jobs
+    from generate_subscripts(jobs, 1) o cross join lateral unnest((jobs[o]).admitted[3:]) a(gate_id)
+    where a.gate_id <> all(coalesce(passed, '{}')) group by a.gate_id
+  loop
+    perform posthouse.wake_blocked(r.gate_id, null, r.jobs);
+    perform posthouse.notify_queue('*');
   end loop;
 end $function$
 ;
@@ -4867,6 +4945,7 @@ begin
       perform posthouse.settle_gates(array[j], array[null]::jsonb[], array[false], false);
     end if;
     perform posthouse.free_gates(j.lane_id);
+    perform posthouse.wake_blocked(a, null, 1) from unnest(j.admitted[3:]) a;
   end if;
   if j.cancel_asked then
     perform posthouse.archive_job(j, 'cancelled', null, null);
@@ -5221,7 +5300,8 @@ begin
     return;
   end if;
   update posthouse.job x set state = 'running', fence = x.fence + 1, attempt = x.attempt + 1, worker = take_gated_part.worker,
-    started_at = now_at, first_started_at = coalesce(x.first_started_at, now_at), progress = null, reserved = u.reserved, instead = u.instead
+    started_at = now_at, first_started_at = coalesce(x.first_started_at, now_at), progress = null, reserved = u.reserved, instead = u.instead,
+    admitted = null
   from (select a.id, insteads[a.place] as instead, case when stops[a.place] > 0 then least(a.weight, 2147483647)::int end as reserved
         from unnest(ids, weights, their_places) a(id, weight, place)) u
   where x.id = u.id;
@@ -5273,7 +5353,7 @@ begin
     -- Locked, they stay in their places.
     update posthouse.job j set state = 'running', fence = j.fence + 1, attempt = j.attempt + 1, worker = take_jobs.worker,
       started_at = clock_timestamp(), first_started_at = coalesce(j.first_started_at, clock_timestamp()), progress = null,
-      reserved = null, instead = null
+      reserved = null, instead = null, admitted = null
     where j.ctid = any(places);
   end if;
   return jobs;
@@ -5491,7 +5571,8 @@ begin
     where not u.called or n.requests <> 1 or n.tokens is not null or n.cost > 0) then
     return;
   end if;
-  if posthouse.hold_counts(gate_ids, members, wait) <> '{}' then
+  -- Whoever sets gates waits for the rows of jobs, and who does not wait here holds some, and has not held gates before them.
+  if (not wait and not pg_try_advisory_xact_lock_shared(1346912000, 4)) or posthouse.hold_counts(gate_ids, members, wait) <> '{}' then
     return;
   end if;
   now_at := clock_timestamp();
@@ -5501,10 +5582,15 @@ begin
     s := look.states[i];
     changed := false;
     for d in
-      select date_trunc('second', u.started_at) as at, sum(case when u.called then coalesce(n.requests, 1) - 1 else -1 end)::int as requests,
-        sum(case when u.called then coalesce(n.tokens, case n.requests when 0 then 0 else u.reserved end) - u.reserved
-            else -u.reserved end)::bigint as tokens, sum(n.cost) as cost
-      from (select (jobs[o]).lane_id, (jobs[o]).started_at, (jobs[o]).reserved, (jobs[o]).instead, usages[o] as usage, called[o] as called
+      select date_trunc('second', u.started_at) as at,
+        sum(case when u.called then greatest(coalesce(n.requests, 1) - u.calls, 0) - 1 else -1 end)::int as requests,
+        sum(case when not u.called then -u.reserved
+            when n.tokens is not null then greatest(n.tokens - u.call_tokens, 0) - u.reserved
+            when n.requests = 0 then -u.reserved else 0 end)::bigint as tokens, sum(n.cost) as cost
+      from (select (jobs[o]).lane_id, (jobs[o]).started_at, (jobs[o]).reserved, (jobs[o]).instead, usages[o] as usage, called[o] as called,
+              -- Calls that were let through this gate one by one have been counted.
+              case when g.id = any((jobs[o]).admitted[3:]) then (jobs[o]).admitted[2] else 0 end as calls,
+              case when g.id = any((jobs[o]).admitted[3:]) then (jobs[o]).admitted[1] else 0 end as call_tokens
             from generate_subscripts(jobs, 1) o) u
       cross join lateral posthouse.usage_numbers(u.usage) n
       where exists (
@@ -5648,7 +5734,7 @@ begin
   elsif coalesce(member, '') = '' then
     sleepers := array(
       select x.id from posthouse.lane x where x.blocked_by = wake_blocked.gate_id
-      order by x.blocked_by, x.ready_at limit most for no key update skip locked);
+      order by x.blocked_by, x.awake_until limit most for no key update skip locked);
   elsif strpos(member, chr(31)) > 0 then
     -- Jobs that run one at a time: all lanes with their value, whichever has the next one. By their names, since values may be many.
     sleepers := array(
@@ -5660,15 +5746,15 @@ begin
     -- One tenant among thousands.
     sleepers := array(
       select x.id from posthouse.lane x
-      where x.blocked_by = wake_blocked.gate_id and x.tenant = member
-      order by x.blocked_by, x.tenant limit most for no key update skip locked);
+      where coalesce(x.blocked_by, 0) = wake_blocked.gate_id and coalesce(x.blocked_by, 0) > 0 and x.tenant = member
+      limit most for no key update skip locked);
   else
     sleepers := array(
       select x.id from posthouse.lane x
       where x.blocked_by = wake_blocked.gate_id
         and (member = x.queue or 'model:' || member = any(x.gates)
              or exists (select from posthouse.kind k where k.name = x.kind and 'model:' || member = any(k.gates)))
-      order by x.blocked_by, x.ready_at limit most for no key update skip locked);
+      order by x.blocked_by, x.awake_until limit most for no key update skip locked);
   end if;
   update posthouse.lane l set ready_at = least(l.ready_at, clock_timestamp()), blocked_by = null, naps = posthouse.naps(l),
     awake_until = clock_timestamp() + interval '10 seconds' * 8 ^ posthouse.naps(l)
@@ -5773,6 +5859,8 @@ CREATE OR REPLACE FUNCTION posthouse.wake_missed()
 AS $function$
 declare
   at_gate bigint := 0;
+  members int;                        -- that were looked at
+  open int;                           -- of these
   look record;
   r record;
   woken int := 0;
@@ -5780,9 +5868,18 @@ begin
   loop
     select l.blocked_by into at_gate from posthouse.lane l where l.blocked_by > at_gate order by l.blocked_by limit 1;
     exit when at_gate is null;
+    members := 0;
+    open := 0;
     for r in
       select g.member, array_agg(x.id) as lane_ids
-      from (select x.id from posthouse.lane x where x.blocked_by = at_gate order by x.blocked_by, x.ready_at limit 64) x
+      from (
+        (select x.id from posthouse.lane x where x.blocked_by = at_gate order by x.blocked_by, x.awake_until limit 32)
+        union
+        (select x.id from posthouse.lane x
+         where x.blocked_by = at_gate and x.awake_until >= (
+           select clock_timestamp() - random() * (clock_timestamp() - o.awake_until) from posthouse.lane o
+           where o.blocked_by = at_gate order by o.blocked_by, o.awake_until limit 1)
+         order by x.blocked_by, x.awake_until limit 32)) x
       cross join lateral posthouse.gates_of(array[x.id]) g
       where g.gate_id = at_gate group by g.member
     loop
@@ -5794,10 +5891,16 @@ begin
         continue;
       end if;
       select * into look from posthouse.look_at_gates(array[at_gate], array[r.member], array[1], clock_timestamp());
+      members := members + 1;
       if look.rooms[1] > 0 then
+        open := open + 1;
         woken := woken + posthouse.wake_blocked(at_gate, r.member, greatest(64, least(look.rooms[1], 1000)));
       end if;
     end loop;
+    -- Its time is over, for all.
+    if open > 1 and open = members then
+      woken := woken + posthouse.wake_blocked(at_gate, null, 1000);
+    end if;
     -- One that is gone holds nobody back.
     if not exists (select from posthouse.gate g where g.id = at_gate) then
       woken := woken + posthouse.wake_blocked(at_gate, null, 1000);
@@ -5918,7 +6021,7 @@ AS $function$
 $function$
 ;
 
-CREATE OR REPLACE FUNCTION posthouse.weigh_lanes(queues text[], lanes bigint[], tenants text[], max_jobs integer, heads integer)
+CREATE OR REPLACE FUNCTION posthouse.weigh_lanes(queues text[], lanes bigint[], tenants text[], max_jobs integer)
  RETURNS TABLE(place bigint, lane_id bigint, tenant text, quota integer, later boolean)
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
@@ -5927,19 +6030,22 @@ CREATE OR REPLACE FUNCTION posthouse.weigh_lanes(queues text[], lanes bigint[], 
  SET plan_cache_mode TO 'force_generic_plan'
 AS $function$
 #variable_conflict use_column
+declare
+  first_mark float8 := random();
 begin
   return query
     with v as materialized (
       select u.place, u.lane_id, u.tenant, s.share
       from unnest(lanes, tenants) with ordinality u(lane_id, tenant, place)
       cross join lateral (
-        select coalesce(max(s.share), 1) as share from posthouse.share s where s.queue = any(queues) and s.tenant = u.tenant) s
+        select coalesce(max(s.share), 1)::float8 as share from posthouse.share s where s.queue = any(queues) and s.tenant = u.tenant) s
     ), t as materialized (
-      select d.tenant, d.share, sum(d.share) over () as total, max(d.share) over () as largest, random() as luck
-      from (select distinct v.tenant, v.share from v) d
+      select d.tenant, (floor(sum(d.share) over w / sum(d.share) over () * max_jobs + first_mark)
+        - floor((sum(d.share) over w - d.share) / sum(d.share) over () * max_jobs + first_mark))::int as marks
+      from (select v.tenant, v.share, min(v.place) as place from v group by v.tenant, v.share) d
+      window w as (order by d.place)
     )
-    select v.place, v.lane_id, v.tenant, greatest(ceil(max_jobs * t.share / t.total), 1)::int,
-      max_jobs < heads and t.luck * t.largest >= t.share
+    select v.place, v.lane_id, v.tenant, greatest(t.marks, 1), t.marks = 0
     from v join t on t.tenant = v.tenant;
 end $function$
 ;

@@ -626,7 +626,7 @@ begin
   elsif coalesce(member, '') = '' then
     sleepers := array(
       select x.id from posthouse.lane x where x.blocked_by = wake_blocked.gate_id
-      order by x.blocked_by, x.ready_at limit most for no key update skip locked);
+      order by x.blocked_by, x.awake_until limit most for no key update skip locked);
   elsif strpos(member, chr(31)) > 0 then
     -- Jobs that run one at a time: all lanes with their value, whichever has the next one. By their names, since values may be many.
     sleepers := array(
@@ -638,15 +638,15 @@ begin
     -- One tenant among thousands.
     sleepers := array(
       select x.id from posthouse.lane x
-      where x.blocked_by = wake_blocked.gate_id and x.tenant = member
-      order by x.blocked_by, x.tenant limit most for no key update skip locked);
+      where coalesce(x.blocked_by, 0) = wake_blocked.gate_id and coalesce(x.blocked_by, 0) > 0 and x.tenant = member
+      limit most for no key update skip locked);
   else
     sleepers := array(
       select x.id from posthouse.lane x
       where x.blocked_by = wake_blocked.gate_id
         and (member = x.queue or 'model:' || member = any(x.gates)
              or exists (select from posthouse.kind k where k.name = x.kind and 'model:' || member = any(k.gates)))
-      order by x.blocked_by, x.ready_at limit most for no key update skip locked);
+      order by x.blocked_by, x.awake_until limit most for no key update skip locked);
   end if;
   update posthouse.lane l set ready_at = least(l.ready_at, clock_timestamp()), blocked_by = null, naps = posthouse.naps(l),
     awake_until = clock_timestamp() + interval '10 seconds' * 8 ^ posthouse.naps(l)
@@ -671,8 +671,8 @@ begin
   from posthouse.gate g where scope > 0 and g.name = left(wake_gate.name, scope) || '*' and g.name <> wake_gate.name;
 end $$;
 
--- Wake lanes that sleep although their gate has room: whatever was missed. A few of each gate at a time, those first that have slept
--- longest, so that the others have their turn. Answers how many.
+-- Wake lanes that sleep although their gate has room: since its time is over, or whatever was missed. A few of each gate at a time,
+-- those that have slept longest and some others. Answers how many.
 create or replace function posthouse.wake_missed() returns int
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -682,6 +682,8 @@ set plan_cache_mode = force_generic_plan
 as $$
 declare
   at_gate bigint := 0;
+  members int;                        -- that were looked at
+  open int;                           -- of these
   look record;
   r record;
   woken int := 0;
@@ -689,9 +691,18 @@ begin
   loop
     select l.blocked_by into at_gate from posthouse.lane l where l.blocked_by > at_gate order by l.blocked_by limit 1;
     exit when at_gate is null;
+    members := 0;
+    open := 0;
     for r in
       select g.member, array_agg(x.id) as lane_ids
-      from (select x.id from posthouse.lane x where x.blocked_by = at_gate order by x.blocked_by, x.ready_at limit 64) x
+      from (
+        (select x.id from posthouse.lane x where x.blocked_by = at_gate order by x.blocked_by, x.awake_until limit 32)
+        union
+        (select x.id from posthouse.lane x
+         where x.blocked_by = at_gate and x.awake_until >= (
+           select clock_timestamp() - random() * (clock_timestamp() - o.awake_until) from posthouse.lane o
+           where o.blocked_by = at_gate order by o.blocked_by, o.awake_until limit 1)
+         order by x.blocked_by, x.awake_until limit 32)) x
       cross join lateral posthouse.gates_of(array[x.id]) g
       where g.gate_id = at_gate group by g.member
     loop
@@ -703,10 +714,16 @@ begin
         continue;
       end if;
       select * into look from posthouse.look_at_gates(array[at_gate], array[r.member], array[1], clock_timestamp());
+      members := members + 1;
       if look.rooms[1] > 0 then
+        open := open + 1;
         woken := woken + posthouse.wake_blocked(at_gate, r.member, greatest(64, least(look.rooms[1], 1000)));
       end if;
     end loop;
+    -- Its time is over, for all.
+    if open > 1 and open = members then
+      woken := woken + posthouse.wake_blocked(at_gate, null, 1000);
+    end if;
     -- One that is gone holds nobody back.
     if not exists (select from posthouse.gate g where g.id = at_gate) then
       woken := woken + posthouse.wake_blocked(at_gate, null, 1000);

@@ -683,7 +683,8 @@ begin
     from posthouse.gates_of(lanes) g
     cross join lateral (select x.name from posthouse.gate x where x.id = g.gate_id offset 0) x
     where x.name not like 'serial:%'
-      and case when x.name = 'tenant:*' then exists (select from posthouse.lane l where l.blocked_by = g.gate_id and l.tenant = g.member)
+      and case when x.name = 'tenant:*' then exists (
+          select from posthouse.lane l where coalesce(l.blocked_by, 0) = g.gate_id and coalesce(l.blocked_by, 0) > 0 and l.tenant = g.member)
         else exists (select from posthouse.lane l where l.blocked_by = g.gate_id) end
     group by g.gate_id, g.member
   loop
@@ -726,13 +727,18 @@ begin
   end if;
   -- A new statement, so that it sees what made room before the lock was ours.
   select * into look from posthouse.look_at_gates(gate_ids, whose, array_fill(1, array[cardinality(lanes)]), clock_timestamp());
-  update posthouse.lane l set blocked_by = b.gate_id, ready_at = coalesce(b.until, now_at + interval '10 minutes')
+  -- Those of tenants, of whom there may be thousands, leave the index that claims walk when it is for longer than two minutes: the sweep
+  -- wakes them in time.
+  update posthouse.lane l set blocked_by = b.gate_id, awake_until = least(l.awake_until, now_at),
+    ready_at = case when b.exactly or b.until <= now_at + interval '2 minutes' then coalesce(b.until, 'infinity') else 'infinity' end
   from (
-    select x.id, b.gate_id, b.until
+    select x.id, b.gate_id, b.until, b.exactly
     from (
-      select u.lane_id, u.gate_id, u.until from unnest(lanes, gate_ids, whose, look.rooms, look.untils) u(lane_id, gate_id, member, room, until)
+      select u.lane_id, u.gate_id, u.until, g.name not like 'tenant:%' as exactly
+      from unnest(lanes, gate_ids, whose, look.rooms, look.untils) u(lane_id, gate_id, member, room, until)
+      cross join lateral (select g.name from posthouse.gate g where g.id = u.gate_id offset 0) g
       where u.room <= 0 and strpos(u.member, chr(31)) = 0
-      union all select h.lane_id, h.gate_id, h.until from posthouse.serial_held(lanes, clock_timestamp()) h where h.gate_id = any(gate_ids)) b
+      union all select h.lane_id, h.gate_id, h.until, true from posthouse.serial_held(lanes, clock_timestamp()) h where h.gate_id = any(gate_ids)) b
     cross join lateral (select x.id from posthouse.lane x where x.id = b.lane_id for no key update skip locked) x) b
   where l.id = b.id;
 end $$;

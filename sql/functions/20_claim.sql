@@ -124,7 +124,7 @@ begin
     -- Locked, they stay in their places.
     update posthouse.job j set state = 'running', fence = j.fence + 1, attempt = j.attempt + 1, worker = take_jobs.worker,
       started_at = clock_timestamp(), first_started_at = coalesce(j.first_started_at, clock_timestamp()), progress = null,
-      reserved = null, instead = null
+      reserved = null, instead = null, admitted = null
     where j.ctid = any(places);
   end if;
   return jobs;

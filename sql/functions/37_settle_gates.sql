@@ -63,7 +63,8 @@ begin
       where g.gate_id <> all(sleepless)
         -- Of thousands of tenants most have none that sleeps.
         and (x.name <> 'tenant:*' and x.name not like 'serial:%'
-             or exists (select from posthouse.lane l where l.blocked_by = g.gate_id and l.tenant = split_part(g.member, chr(31), 1)))) x
+             or exists (select from posthouse.lane l where coalesce(l.blocked_by, 0) = g.gate_id and coalesce(l.blocked_by, 0) > 0
+                          and l.tenant = split_part(g.member, chr(31), 1)))) x
     join unnest(jobs) j on j.lane_id = lanes[x.place] and j.instead is not distinct from insteads[x.place]
     group by x.gate_id, x.member
   loop

@@ -24,8 +24,9 @@ create table posthouse.lane (
   blocked_by  bigint                  -- the gate because of which it sleeps though it has work
 ) with (fillfactor = 70);
 create index lane_name on posthouse.lane (queue, tenant, serial, kind, priority, gates);
-create index lane_blocked on posthouse.lane (blocked_by, ready_at) where blocked_by is not null;
-create index lane_blocked_tenant on posthouse.lane (blocked_by, tenant) where blocked_by is not null;
+create index lane_blocked on posthouse.lane (blocked_by, awake_until) where blocked_by is not null;
+-- By an expression, so that only those use it who say so, and they no other: statistics may call both empty.
+create index lane_blocked_tenant on posthouse.lane (coalesce(blocked_by, 0), tenant) where coalesce(blocked_by, 0) > 0;
 create index lane_ready on posthouse.lane (queue, priority, id) include (kind, ready_at) where ready_at < 'infinity';
 
 -- Claims of a lane start here: no queued job of the lane is due earlier. Appended and read from the newest end, so

@@ -8,6 +8,7 @@ mod gates;
 mod gates_closing;
 mod gates_explain;
 mod gates_many;
+mod gates_once;
 mod gates_races;
 mod gates_rates;
 mod gates_support;
