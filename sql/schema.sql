@@ -5877,7 +5877,7 @@ begin
         union
         (select x.id from posthouse.lane x
          where x.blocked_by = at_gate and x.awake_until >= (
-           select clock_timestamp() - random() * (clock_timestamp() - o.awake_until) from posthouse.lane o
+           select clock_timestamp() - random() * (clock_timestamp() - greatest(o.awake_until, clock_timestamp() - interval '1 day')) from posthouse.lane o
            where o.blocked_by = at_gate order by o.blocked_by, o.awake_until limit 1)
          order by x.blocked_by, x.awake_until limit 32)) x
       cross join lateral posthouse.gates_of(array[x.id]) g

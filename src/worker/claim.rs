@@ -151,7 +151,10 @@ impl Claimer {
         jobs: Vec<ClaimedJob>,
         mut permits: Permits,
     ) -> Catch {
-        self.after_lane = jobs.last().map_or(0, |job| job.lane);
+        // An empty claim, behind a gate say, takes no turn.
+        if let Some(job) = jobs.last() {
+            self.after_lane = job.lane;
+        }
         let (found, brought) = (!jobs.is_empty(), jobs.len());
         let mut held = Vec::with_capacity(jobs.len());
         let mut claimed = Vec::with_capacity(jobs.len());

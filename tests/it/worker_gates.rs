@@ -539,6 +539,28 @@ async fn pausing_a_tenant_at_work_does_not_touch_the_other() {
     worker.end().await;
 }
 
+/// Between two claims that bring something there are empty ones here, which take no turn.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gate_that_lets_few_through_serves_tenants_in_turn() {
+    let database = database().await;
+    let queue = queue_at(database.url());
+    let limits = GateLimits { requests_per_minute: Some(1_200), ..GateLimits::default() };
+    queue.set_gate("queue:default", &limits).await.unwrap();
+    for tenant in ["a", "b"] {
+        let jobs: Vec<NewJob> = (0..200).map(|n| NewJob::new("k", &n).unwrap().tenant(tenant)).collect();
+        queue.enqueue_many(&jobs).await.unwrap();
+    }
+    let worker = Background::start(worker_at(database.url()).concurrency(10).handle_kind("k", |_, _| async {}));
+    let done = async |tenant: &str| {
+        let sql = format!("select count(*) from posthouse.jobs where tenant = '{tenant}' and state = 'done'");
+        number(&database, &sql).await
+    };
+    wait_until(SOON, "a hundred are done", async || done("a").await + done("b").await >= 100).await;
+    let shares = (done("a").await, done("b").await);
+    assert!(shares.0 >= 30 && shares.1 >= 30, "{shares:?}");
+    worker.end().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tenant_with_a_long_backlog_does_not_keep_another_waiting() {
     let database = database().await;
