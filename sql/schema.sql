@@ -6151,7 +6151,7 @@ create view posthouse.gates as
             ELSE 0::numeric
         END AS spent_this_month
    FROM posthouse.gate g
-     LEFT JOIN ( SELECT DISTINCT ON (x.gate_id, x.member) x.gate_id,
+     LEFT JOIN ( SELECT x.gate_id,
             x.member,
             x.seq,
             x.job_ids,
@@ -6166,7 +6166,9 @@ create view posthouse.gates as
             x.spent_day,
             x.spent_month
            FROM posthouse.gate_state x
-          ORDER BY x.gate_id, x.member, x.seq DESC) s ON s.gate_id = g.id;
+          WHERE NOT (EXISTS ( SELECT
+                   FROM posthouse.gate_state y
+                  WHERE y.gate_id = x.gate_id AND y.member = x.member AND y.seq > x.seq))) s ON s.gate_id = g.id;
 
 create view posthouse.jobs as
  SELECT j.id,

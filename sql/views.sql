@@ -82,7 +82,9 @@ create or replace view posthouse.gates as
     case when s.month = date_trunc('month', clock_timestamp() at time zone 'UTC')::date then s.spent_month else 0 end as spent_this_month
   from posthouse.gate g
   left join (
-    select distinct on (x.gate_id, x.member) x.* from posthouse.gate_state x order by x.gate_id, x.member, x.seq desc) s on s.gate_id = g.id;
+    select x.* from posthouse.gate_state x
+    where not exists (
+      select from posthouse.gate_state y where y.gate_id = x.gate_id and y.member = x.member and y.seq > x.seq)) s on s.gate_id = g.id;
 
 -- Tenants whose weight was set.
 create or replace view posthouse.tenants as
