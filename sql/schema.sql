@@ -2440,7 +2440,7 @@ begin
       where j.seq <= heartbeat.mark
         and not exists (select from unnest(held_ids, held_fences) h(id, fence) where h.id = j.id and h.fence = j.fence)
     loop
-      released := released + posthouse.take_back(heartbeat.worker, stray.id, stray.fence, true)::int;
+      released := released + posthouse.take_back(heartbeat.worker, stray.id, stray.fence, true, true)::int;
     end loop;
     select min(j.seq) into first_seq from posthouse.running_jobs(heartbeat.worker, before.oldest_seq) j;
   end if;
@@ -4452,9 +4452,9 @@ begin
         continue when (gated[i]).id <> settle.id or (gated[i]).fence <> settle.fence;
         passed := array_append(passed, gated[i]);
         used := array_append(used, nullif(o -> 'usage', 'null'));
-        -- What was given back without a request costs nothing.
-        called := array_append(called, not (coalesce(o ->> 'outcome' in ('release', 'snooze'), false)
-          and coalesce(o #> '{usage,requests}', '0') = '0'));
+        -- What was given back without a request costs nothing. A worker that stops in the middle of calls may not say how many it sent.
+        called := array_append(called, coalesce(not (o ->> 'outcome' in ('release', 'snooze')
+          and coalesce(o #> '{usage,requests}', case o ->> 'outcome' when 'snooze' then '0'::jsonb end) = '0'), true));
       end loop;
     end if;
     return next;
@@ -4923,7 +4923,7 @@ begin
 end $function$
 ;
 
-CREATE OR REPLACE FUNCTION posthouse.take_back(worker uuid, id bigint, fence bigint, refund boolean)
+CREATE OR REPLACE FUNCTION posthouse.take_back(worker uuid, id bigint, fence bigint, refund boolean, unsent boolean DEFAULT false)
  RETURNS boolean
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
@@ -4941,7 +4941,7 @@ begin
     return false;
   end if;
   if j.reserved is not null then
-    if refund then
+    if unsent then
       perform posthouse.settle_gates(array[j], array[null]::jsonb[], array[false], false);
     end if;
     perform posthouse.free_gates(j.lane_id);

@@ -440,9 +440,9 @@ begin
         continue when (gated[i]).id <> settle.id or (gated[i]).fence <> settle.fence;
         passed := array_append(passed, gated[i]);
         used := array_append(used, nullif(o -> 'usage', 'null'));
-        -- What was given back without a request costs nothing.
-        called := array_append(called, not (coalesce(o ->> 'outcome' in ('release', 'snooze'), false)
-          and coalesce(o #> '{usage,requests}', '0') = '0'));
+        -- What was given back without a request costs nothing. A worker that stops in the middle of calls may not say how many it sent.
+        called := array_append(called, coalesce(not (o ->> 'outcome' in ('release', 'snooze')
+          and coalesce(o #> '{usage,requests}', case o ->> 'outcome' when 'snooze' then '0'::jsonb end) = '0'), true));
       end loop;
     end if;
     return next;

@@ -91,7 +91,7 @@ begin
       where j.seq <= heartbeat.mark
         and not exists (select from unnest(held_ids, held_fences) h(id, fence) where h.id = j.id and h.fence = j.fence)
     loop
-      released := released + posthouse.take_back(heartbeat.worker, stray.id, stray.fence, true)::int;
+      released := released + posthouse.take_back(heartbeat.worker, stray.id, stray.fence, true, true)::int;
     end loop;
     select min(j.seq) into first_seq from posthouse.running_jobs(heartbeat.worker, before.oldest_seq) j;
   end if;
@@ -106,8 +106,10 @@ begin
 end $$;
 
 -- Take a running job back from a worker: to the front of its line. Refunded where the attempt cannot have begun; else it
--- counts, with the error "worker lost", and the last one makes the job a dead letter. False: somebody else was faster.
-create or replace function posthouse.take_back(worker uuid, id bigint, fence bigint, refund boolean) returns boolean
+-- counts, with the error "worker lost", and the last one makes the job a dead letter. `unsent`: it was never started, so that what it
+-- reserved behind gates is given back. False: somebody else was faster.
+create or replace function posthouse.take_back(worker uuid, id bigint, fence bigint, refund boolean, unsent boolean default false)
+returns boolean
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -124,7 +126,7 @@ begin
     return false;
   end if;
   if j.reserved is not null then
-    if refund then
+    if unsent then
       perform posthouse.settle_gates(array[j], array[null]::jsonb[], array[false], false);
     end if;
     perform posthouse.free_gates(j.lane_id);

@@ -145,11 +145,12 @@ macro_rules! record {
     };
     ($more:literal, $from:literal) => {
         concat!(
-            "select to_jsonb(g) || jsonb_build_object('money_per_day', g.money_per_day::text, 'money_per_month', g.money_per_month::text,
+            "(select to_jsonb(g) || jsonb_build_object('money_per_day', g.money_per_day::text, 'money_per_month', g.money_per_month::text,
                'warn_at', g.warn_at::text, 'spent_today', g.spent_today::text, 'spent_this_month', g.spent_this_month::text)",
             $more,
             " ",
-            $from
+            $from,
+            ")"
         )
     };
 }

@@ -36,6 +36,12 @@ impl Settlement {
     pub fn release(id: i64, fence: i64) -> Self {
         Self { id, fence, outcome: None, usage: None, max_deferral: None }
     }
+
+    /// Give the job back before its handler was started: what it reserved behind gates is given back too.
+    pub fn release_unstarted(id: i64, fence: i64) -> Self {
+        let usage = RawValue::from_string(r#"{"requests":0}"#.to_owned()).ok();
+        Self { usage, ..Self::release(id, fence) }
+    }
 }
 
 /// What became of one outcome.

@@ -188,7 +188,7 @@ impl Claimer {
 
     /// Claimed while the shutdown began: back to the line, uncharged.
     fn give_back(&self, job: Claimed) {
-        let settlement = Settlement::release(job.context.job_id(), job.context.fence());
+        let settlement = Settlement::release_unstarted(job.context.job_id(), job.context.fence());
         let slip = Slip { incarnation: job.incarnation, context: job.context, room: job.room };
         if self.shared.filed.send(Filed { slip, settlement }).is_err() {
             tracing::debug!("claimed after the end; the worker's retirement releases it");

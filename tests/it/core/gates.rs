@@ -339,10 +339,11 @@ async fn jobs_give_back_what_they_did_not_use() {
     let mut known = (0, 0);
     for (outcome, requests, tokens) in [
         // Not called, so nothing was used.
-        (json!({"outcome": "release"}), 0, 0),
+        (json!({"outcome": "release", "usage": {"requests": 0}}), 0, 0),
         (json!({"outcome": "snooze", "delay_ms": 0}), 0, 0),
         (json!({"outcome": "retry", "delay_ms": 0, "usage": {"requests": 0}}), 0, 0),
-        // Called: what it said, and what was reserved where it did not say.
+        // Called: what it said, and what was reserved where it did not say, as a worker that stops in the middle of a call.
+        (json!({"outcome": "release"}), 1, 500),
         (json!({"outcome": "snooze", "delay_ms": 0, "usage": {"requests": 1, "input_tokens": 0}}), 1, 0),
         (json!({"outcome": "retry", "delay_ms": 0}), 1, 500),
         (json!({"outcome": "retry", "delay_ms": 0, "usage": {"input_tokens": 100, "output_tokens": 20}}), 1, 120),

@@ -167,3 +167,29 @@ async fn of_jobs_that_run_one_at_a_time_the_one_before_is_named() {
     s.get::<String>(&format!("select posthouse.cancel({first})")).await;
     assert!(only(&explain(&s, second).await).0.starts_with("waits for a free slot"));
 }
+
+/// The statements that the library tells gates by, on each version of Postgres.
+#[tokio::test]
+async fn gates_are_told_whole_with_amounts_to_the_last_digit() {
+    let (queue, s) = Queue::with_session().await;
+    let store = posthouse::store::Database::new(queue.url()).unwrap().store("test");
+    s.run("select posthouse.set_gate('tenant:*', max_running => 1), posthouse.set_gate('crm', money_per_day => 0.10)")
+        .await;
+    s.run("select posthouse.set_gate('tenant:acme', money_per_month => 7), posthouse.close_gate('tenant:acme')").await;
+    s.enqueue("kind => 'k', gates => array['crm']").await;
+    let worker = s.worker(&["k"]).await;
+    let jobs = worker.claim(&s, 1).await;
+    assert_eq!(jobs.len(), 1);
+    let names: Vec<String> = store.gates().await.unwrap().into_iter().map(|gate| gate.name).collect();
+    assert_eq!(names, ["crm", "tenant:*", "tenant:acme"]);
+    let crm = store.gate("crm").await.unwrap().unwrap();
+    assert_eq!(crm.money_per_day.as_deref(), Some("0.10"));
+    assert!(store.gate("none").await.unwrap().is_none());
+    let acme = store.gates_of_each("tenant:").await.unwrap();
+    assert_eq!(acme.iter().map(|gate| gate.name.as_str()).collect::<Vec<_>>(), ["tenant:acme"]);
+    let (worst, all) = store.closed_or_full_gates(10).await.unwrap();
+    let worst: Vec<_> = worst.iter().map(|gate| (gate.name.as_str(), gate.member.as_deref())).collect();
+    assert_eq!((worst, all), (vec![("tenant:acme", None), ("tenant:*", Some("default"))], 2));
+    let limits = store.gate_limits(&["crm".to_owned(), "none".to_owned()]).await.unwrap();
+    assert_eq!(limits.len(), 1);
+}

@@ -72,7 +72,7 @@ async fn work(clock: &mut Clock<'_>, s: &Session, worker: &Worker, rng: &mut Rng
             let (due, job, used) = under_way.swap_remove(at);
             clock.pass_us((due - clock.now).max(0)).await;
             let outcome = match used {
-                -1 => json!({"outcome": "release"}),
+                -1 => json!({"outcome": "release", "usage": {"requests": 0}}),
                 _ if manner.tells => {
                     json!({"outcome": "done", "usage": {"input_tokens": used / 2, "output_tokens": used - used / 2}})
                 }
