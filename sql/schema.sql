@@ -64,6 +64,7 @@ create table posthouse.archive (
   result jsonb,
   usage jsonb,
   errors jsonb,
+  tokens integer,
   constraint archive_pkey PRIMARY KEY (id)
 ) partition by RANGE (id);
 
@@ -113,6 +114,7 @@ create table posthouse.dead_letter (
   error text not null,
   usage jsonb,
   errors jsonb not null,
+  tokens integer,
   constraint dead_letter_pkey PRIMARY KEY (id)
 );
 CREATE INDEX dead_letter_failed ON posthouse.dead_letter USING btree (failed_at);
@@ -317,6 +319,7 @@ create table posthouse.tombstone (
   state posthouse.job_state not null,
   flags text[],
   result jsonb,
+  tokens integer,
   constraint tombstone_pkey PRIMARY KEY (id)
 ) with (autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_threshold=2000);
 
@@ -570,17 +573,18 @@ begin
   delete from posthouse.job x where x.id = j.id;
   if exists (select from posthouse.lane l join posthouse.queue q on q.name = l.queue
              where l.id = j.lane_id and q.retention = interval '0') then
-    insert into posthouse.tombstone (id, lane_id, created_at, finished_at, worker, timeout_ms, fence, attempt, max_attempts, state, result)
+    insert into posthouse.tombstone (id, lane_id, created_at, finished_at, worker, timeout_ms, fence, attempt, max_attempts, state, result,
+      tokens)
     values (j.id, j.lane_id, j.created_at, now_at, j.worker, j.timeout_ms, j.fence, j.attempt, j.max_attempts,
-      archive_job.state, archive_job.result);
+      archive_job.state, archive_job.result, j.tokens);
     insert into posthouse.burial (buried_at, jobs, job_ids) values (now_at, 1, array[j.id]);
     delete from posthouse.attempt a where a.job_id = j.id;
   else
     insert into posthouse.archive (id, lane_id, created_at, started_at, finished_at, worker, timeout_ms, fence, attempt,
-      max_attempts, state, result, usage, errors)
+      max_attempts, state, result, usage, errors, tokens)
     values (j.id, j.lane_id, j.created_at, j.started_at, now_at, j.worker, j.timeout_ms, j.fence, j.attempt,
       j.max_attempts, archive_job.state, archive_job.result, archive_job.usage,
-      case when j.errors > 0 then posthouse.gather_errors(j.id) end);
+      case when j.errors > 0 then posthouse.gather_errors(j.id) end, j.tokens);
   end if;
   insert into posthouse.tally (lane_id, state, jobs) values (j.lane_id, archive_job.state, 1);
   if j.keyed then
@@ -795,9 +799,10 @@ begin
   perform posthouse.record_error(j, class, error, detail, usage);
   delete from posthouse.job x where x.id = j.id;
   insert into posthouse.dead_letter (id, lane_id, created_at, started_at, failed_at, worker, timeout_ms, fence, attempt,
-    max_attempts, class, error, usage, errors)
+    max_attempts, class, error, usage, errors, tokens)
   values (j.id, j.lane_id, j.created_at, j.started_at, clock_timestamp(), j.worker, j.timeout_ms, j.fence, j.attempt,
-    j.max_attempts, left(bury_job.class, 100), posthouse.cap_text(bury_job.error), bury_job.usage, posthouse.gather_errors(j.id));
+    j.max_attempts, left(bury_job.class, 100), posthouse.cap_text(bury_job.error), bury_job.usage, posthouse.gather_errors(j.id),
+    j.tokens);
   if j.keyed then
     perform posthouse.free_keys(array[j.id]);
   end if;
@@ -1246,6 +1251,7 @@ declare
   took posthouse.job[];
   passed record;
   held_back boolean := false;         -- a gate held some lane back
+  wide boolean;                       -- all lanes of a tenant are offered, whichever is the oldest
   visited bigint[];
   visitors text[];                    -- their tenants
   gave bigint[];
@@ -1290,6 +1296,7 @@ begin
     visited := lanes;
     visitors := tenants;
     gave := '{}';
+    wide := false;
     loop
       exit when lanes is null;
       share := max_jobs - cardinality(jobs);
@@ -1316,7 +1323,7 @@ begin
           later := null;
         end if;
         quotas := shares;
-        if cardinality(lanes) > heads then
+        if cardinality(lanes) > heads and not wide then
           if later is null then
             select array_agg(q.lane_id), array_agg(q.quota) into lanes, quotas from posthouse.lane_quotas(lanes, tenants, shares, behind, due) q;
           else
@@ -1341,6 +1348,8 @@ begin
         took := posthouse.take_jobs(worker, lanes, quotas, max_jobs - cardinality(jobs), due);
       end if;
       exit when took is null and not (narrowed and held_back);
+      -- The oldest ones are held back: with a few more at a time it would take as many rounds as there are lanes.
+      wide := took is null;
       if took is not null then
         jobs := jobs || took;
         gave := gave || array(select distinct j.lane_id from unnest(took) j);
@@ -1454,6 +1463,16 @@ begin
     from posthouse.gate g
     where g.name >= 'endpoint:' and g.name < 'endpoint;' and g.closed_at is not null
       and (g.closed_until > clock_timestamp() or g.closed_by in ('provider', 'breaker'));
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.count_all()
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+  perform posthouse.count_running(g.id) from posthouse.gate g where g.max_running is not null and g.name not like 'serial:%';
 end $function$
 ;
 
@@ -2312,7 +2331,7 @@ begin
       from unnest(lanes) with ordinality u(id, place)
       cross join lateral (select l.queue, l.tenant, l.kind, l.gates, l.serial from posthouse.lane l where l.id = u.id offset 0) l
     ), alike as materialized (
-      select d.queue, d.kind, d.gates, d.model, g.id, g.member
+      select distinct d.queue, d.kind, d.gates, d.model, g.id, g.member
       from (select distinct l.queue, l.kind, l.gates, l.model from l) d
       cross join lateral (
         select 'queue:' || d.queue as name
@@ -3449,7 +3468,7 @@ begin
     order by x.failed_at, x.id limit greatest(max_jobs, 0) for update of x skip locked
   loop
     delete from posthouse.dead_letter x where x.id = d.id;
-    perform posthouse.revive(d.id, d.lane_id, d.created_at, d.fence, d.max_attempts, d.timeout_ms, d.errors);
+    perform posthouse.revive(d.id, d.lane_id, d.created_at, d.fence, d.max_attempts, d.timeout_ms, d.errors, d.tokens);
     n := n + 1;
   end loop;
   return n;
@@ -3537,6 +3556,7 @@ begin
   perform posthouse.wake_gate(name);
   delete from posthouse.gate g where g.name = remove_gate.name returning g.id into gone;
   delete from posthouse.gate_state s where s.gate_id = gone;
+  perform posthouse.count_all();
   return gone is not null;
 end $function$
 ;
@@ -3780,13 +3800,13 @@ begin
   end if;
   delete from posthouse.archive x where x.id = job_id and x.state = 'cancelled' returning * into a;
   if found then
-    perform posthouse.revive(a.id, a.lane_id, a.created_at, a.fence, a.max_attempts, a.timeout_ms, a.errors);
+    perform posthouse.revive(a.id, a.lane_id, a.created_at, a.fence, a.max_attempts, a.timeout_ms, a.errors, a.tokens);
     return 'queued';
   end if;
   -- While it has its tombstone it has its payload too: both go in one transaction.
   delete from posthouse.tombstone x where x.id = job_id and x.state = 'cancelled' returning * into t;
   if found then
-    perform posthouse.revive(t.id, t.lane_id, t.created_at, t.fence, t.max_attempts, t.timeout_ms, null);
+    perform posthouse.revive(t.id, t.lane_id, t.created_at, t.fence, t.max_attempts, t.timeout_ms, null, t.tokens);
     return 'queued';
   end if;
   select x.* into j from posthouse.job x where x.id = job_id and x.state = 'queued' for update;
@@ -3806,7 +3826,7 @@ begin
 end $function$
 ;
 
-CREATE OR REPLACE FUNCTION posthouse.revive(id bigint, lane bigint, created_at timestamp with time zone, fence integer, max_attempts integer, timeout_ms bigint, errors jsonb)
+CREATE OR REPLACE FUNCTION posthouse.revive(id bigint, lane bigint, created_at timestamp with time zone, fence integer, max_attempts integer, timeout_ms bigint, errors jsonb, tokens integer)
  RETURNS void
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
@@ -3820,9 +3840,9 @@ begin
   select revive.id, e.fence, e.attempt, e.worker, e.host, e.started_at, e.ended_at, e.class, e.error, e.detail, e.usage
   from jsonb_populate_recordset(null::posthouse.attempt, coalesce(errors, '[]')) e
   on conflict do nothing;
-  insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, timeout_ms, keyed, fence, errors)
+  insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, timeout_ms, keyed, fence, errors, tokens)
   values (revive.id, to_lane, clock_timestamp(), revive.created_at, revive.max_attempts, revive.timeout_ms, false, revive.fence,
-    jsonb_array_length(coalesce(revive.errors, '[]')));
+    jsonb_array_length(coalesce(revive.errors, '[]')), revive.tokens);
   perform posthouse.notify_queue(l.queue) from posthouse.lane l where l.id = to_lane;
 end $function$
 ;
@@ -4240,6 +4260,9 @@ begin
   if max_running is not null then
     perform posthouse.count_running(set_id);
   end if;
+  -- One without limits of its own leaves its jobs to the gate for each.
+  perform posthouse.count_running(g.id) from posthouse.gate g
+  where g.name = left(set_gate.name, strpos(set_gate.name, ':')) || '*' and g.id <> set_id and g.max_running is not null;
   perform posthouse.wake_gate(name);
 end $function$
 ;
@@ -4266,6 +4289,7 @@ begin
   perform posthouse.hold_gates();
   insert into posthouse.kind (name, gates, max_output_tokens) values (set_kind.kind, set_kind.gates, set_kind.max_output_tokens)
   on conflict on constraint kind_pkey do update set gates = excluded.gates, max_output_tokens = excluded.max_output_tokens;
+  perform posthouse.count_all();
   update posthouse.lane l set ready_at = least(l.ready_at, clock_timestamp()), blocked_by = null
   where l.id = any(array(select x.id from posthouse.lane x where x.blocked_by is not null and x.kind = set_kind.kind for no key update skip locked));
 end $function$
@@ -4309,6 +4333,7 @@ begin
   perform posthouse.hold_gates();
   insert into posthouse.route (model, endpoints) values (set_route.model, set_route.endpoints)
   on conflict on constraint route_pkey do update set endpoints = excluded.endpoints;
+  perform posthouse.count_all();
   perform posthouse.wake_blocked(g.id, null, 1000000) from posthouse.gate g where g.name >= 'endpoint:' and g.name < 'endpoint;';
 end $function$
 ;
@@ -4411,6 +4436,13 @@ begin
     gated := posthouse.gated_jobs(settle.worker, d.ids || array(
       select (e ->> 'id')::bigint from unnest(coalesce(list, array(select jsonb_array_elements(whole)))) e
       where e ->> 'outcome' is distinct from 'done' and posthouse.is_attempt(e)));
+  end if;
+  if coalesce(cardinality(d.ids), 0) < coalesce(jsonb_array_length(whole), cardinality(list)) then
+    -- In one order, whatever that of the outcomes: two sessions that record the same ones must not lock each other out.
+    perform from posthouse.job j
+    where j.worker = settle.worker and j.id = any(d.ids || array(
+      select (e ->> 'id')::bigint from unnest(coalesce(list, array(select jsonb_array_elements(whole)))) e where posthouse.is_attempt(e)))
+    order by j.id for update;
   end if;
   if d.ids is not null then
     applied := posthouse.settle_done(settle.worker, d.ids, d.fences, d.results, d.usages, d.flags);
@@ -5017,6 +5049,7 @@ begin
     members := members || part.members;
     untils := untils || part.untils;
     at := at + step;
+    step := least(2 * step, 256);
   end loop;
   if jobs = '{}' then
     jobs := null;

@@ -85,6 +85,9 @@ begin
   if max_running is not null then
     perform posthouse.count_running(set_id);
   end if;
+  -- One without limits of its own leaves its jobs to the gate for each.
+  perform posthouse.count_running(g.id) from posthouse.gate g
+  where g.name = left(set_gate.name, strpos(set_gate.name, ':')) || '*' and g.id <> set_id and g.max_running is not null;
   perform posthouse.wake_gate(name);
 end $$;
 
@@ -102,6 +105,7 @@ begin
   perform posthouse.wake_gate(name);
   delete from posthouse.gate g where g.name = remove_gate.name returning g.id into gone;
   delete from posthouse.gate_state s where s.gate_id = gone;
+  perform posthouse.count_all();
   return gone is not null;
 end $$;
 
@@ -168,6 +172,7 @@ begin
   perform posthouse.hold_gates();
   insert into posthouse.kind (name, gates, max_output_tokens) values (set_kind.kind, set_kind.gates, set_kind.max_output_tokens)
   on conflict on constraint kind_pkey do update set gates = excluded.gates, max_output_tokens = excluded.max_output_tokens;
+  perform posthouse.count_all();
   update posthouse.lane l set ready_at = least(l.ready_at, clock_timestamp()), blocked_by = null
   where l.id = any(array(select x.id from posthouse.lane x where x.blocked_by is not null and x.kind = set_kind.kind for no key update skip locked));
 end $$;
@@ -194,6 +199,7 @@ begin
   perform posthouse.hold_gates();
   insert into posthouse.route (model, endpoints) values (set_route.model, set_route.endpoints)
   on conflict on constraint route_pkey do update set endpoints = excluded.endpoints;
+  perform posthouse.count_all();
   perform posthouse.wake_blocked(g.id, null, 1000000) from posthouse.gate g where g.name >= 'endpoint:' and g.name < 'endpoint;';
 end $$;
 
@@ -425,7 +431,7 @@ begin
       from unnest(lanes) with ordinality u(id, place)
       cross join lateral (select l.queue, l.tenant, l.kind, l.gates, l.serial from posthouse.lane l where l.id = u.id offset 0) l
     ), alike as materialized (
-      select d.queue, d.kind, d.gates, d.model, g.id, g.member
+      select distinct d.queue, d.kind, d.gates, d.model, g.id, g.member
       from (select distinct l.queue, l.kind, l.gates, l.model from l) d
       cross join lateral (
         select 'queue:' || d.queue as name
@@ -747,6 +753,15 @@ begin
     select 'endpoint:' || e from posthouse.route r cross join lateral unnest(r.endpoints) e
     where opened_name = any(array(select 'endpoint:' || x from unnest(r.endpoints) x)));
   perform posthouse.notify_queue('*');
+end $$;
+
+-- Count anew what runs behind gates, when jobs that run may have come behind others.
+create or replace function posthouse.count_all() returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform posthouse.count_running(g.id) from posthouse.gate g where g.max_running is not null and g.name not like 'serial:%';
 end $$;
 
 -- Begin to count what runs behind a gate: all that runs now, and what was let in call by call. Its claims are held off meanwhile: see

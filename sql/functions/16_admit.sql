@@ -295,6 +295,7 @@ begin
     members := members || part.members;
     untils := untils || part.untils;
     at := at + step;
+    step := least(2 * step, 256);
   end loop;
   if jobs = '{}' then
     jobs := null;

@@ -344,6 +344,7 @@ declare
   took posthouse.job[];
   passed record;
   held_back boolean := false;         -- a gate held some lane back
+  wide boolean;                       -- all lanes of a tenant are offered, whichever is the oldest
   visited bigint[];
   visitors text[];                    -- their tenants
   gave bigint[];
@@ -388,6 +389,7 @@ begin
     visited := lanes;
     visitors := tenants;
     gave := '{}';
+    wide := false;
     loop
       exit when lanes is null;
       share := max_jobs - cardinality(jobs);
@@ -414,7 +416,7 @@ begin
           later := null;
         end if;
         quotas := shares;
-        if cardinality(lanes) > heads then
+        if cardinality(lanes) > heads and not wide then
           if later is null then
             select array_agg(q.lane_id), array_agg(q.quota) into lanes, quotas from posthouse.lane_quotas(lanes, tenants, shares, behind, due) q;
           else
@@ -439,6 +441,8 @@ begin
         took := posthouse.take_jobs(worker, lanes, quotas, max_jobs - cardinality(jobs), due);
       end if;
       exit when took is null and not (narrowed and held_back);
+      -- The oldest ones are held back: with a few more at a time it would take as many rounds as there are lanes.
+      wide := took is null;
       if took is not null then
         jobs := jobs || took;
         gave := gave || array(select distinct j.lane_id from unnest(took) j);

@@ -150,17 +150,18 @@ begin
   delete from posthouse.job x where x.id = j.id;
   if exists (select from posthouse.lane l join posthouse.queue q on q.name = l.queue
              where l.id = j.lane_id and q.retention = interval '0') then
-    insert into posthouse.tombstone (id, lane_id, created_at, finished_at, worker, timeout_ms, fence, attempt, max_attempts, state, result)
+    insert into posthouse.tombstone (id, lane_id, created_at, finished_at, worker, timeout_ms, fence, attempt, max_attempts, state, result,
+      tokens)
     values (j.id, j.lane_id, j.created_at, now_at, j.worker, j.timeout_ms, j.fence, j.attempt, j.max_attempts,
-      archive_job.state, archive_job.result);
+      archive_job.state, archive_job.result, j.tokens);
     insert into posthouse.burial (buried_at, jobs, job_ids) values (now_at, 1, array[j.id]);
     delete from posthouse.attempt a where a.job_id = j.id;
   else
     insert into posthouse.archive (id, lane_id, created_at, started_at, finished_at, worker, timeout_ms, fence, attempt,
-      max_attempts, state, result, usage, errors)
+      max_attempts, state, result, usage, errors, tokens)
     values (j.id, j.lane_id, j.created_at, j.started_at, now_at, j.worker, j.timeout_ms, j.fence, j.attempt,
       j.max_attempts, archive_job.state, archive_job.result, archive_job.usage,
-      case when j.errors > 0 then posthouse.gather_errors(j.id) end);
+      case when j.errors > 0 then posthouse.gather_errors(j.id) end, j.tokens);
   end if;
   insert into posthouse.tally (lane_id, state, jobs) values (j.lane_id, archive_job.state, 1);
   if j.keyed then
@@ -193,9 +194,10 @@ begin
   perform posthouse.record_error(j, class, error, detail, usage);
   delete from posthouse.job x where x.id = j.id;
   insert into posthouse.dead_letter (id, lane_id, created_at, started_at, failed_at, worker, timeout_ms, fence, attempt,
-    max_attempts, class, error, usage, errors)
+    max_attempts, class, error, usage, errors, tokens)
   values (j.id, j.lane_id, j.created_at, j.started_at, clock_timestamp(), j.worker, j.timeout_ms, j.fence, j.attempt,
-    j.max_attempts, left(bury_job.class, 100), posthouse.cap_text(bury_job.error), bury_job.usage, posthouse.gather_errors(j.id));
+    j.max_attempts, left(bury_job.class, 100), posthouse.cap_text(bury_job.error), bury_job.usage, posthouse.gather_errors(j.id),
+    j.tokens);
   if j.keyed then
     perform posthouse.free_keys(array[j.id]);
   end if;
@@ -399,6 +401,13 @@ begin
     gated := posthouse.gated_jobs(settle.worker, d.ids || array(
       select (e ->> 'id')::bigint from unnest(coalesce(list, array(select jsonb_array_elements(whole)))) e
       where e ->> 'outcome' is distinct from 'done' and posthouse.is_attempt(e)));
+  end if;
+  if coalesce(cardinality(d.ids), 0) < coalesce(jsonb_array_length(whole), cardinality(list)) then
+    -- In one order, whatever that of the outcomes: two sessions that record the same ones must not lock each other out.
+    perform from posthouse.job j
+    where j.worker = settle.worker and j.id = any(d.ids || array(
+      select (e ->> 'id')::bigint from unnest(coalesce(list, array(select jsonb_array_elements(whole)))) e where posthouse.is_attempt(e)))
+    order by j.id for update;
   end if;
   if d.ids is not null then
     applied := posthouse.settle_done(settle.worker, d.ids, d.fences, d.results, d.usages, d.flags);

@@ -36,7 +36,7 @@ end $$;
 
 -- Put a job that is no longer live back into line, its attempts counted from 0, its history and fence kept.
 create or replace function posthouse.revive(id bigint, lane bigint, created_at timestamptz, fence int, max_attempts int,
-  timeout_ms bigint, errors jsonb) returns void
+  timeout_ms bigint, errors jsonb, tokens int) returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -49,9 +49,9 @@ begin
   select revive.id, e.fence, e.attempt, e.worker, e.host, e.started_at, e.ended_at, e.class, e.error, e.detail, e.usage
   from jsonb_populate_recordset(null::posthouse.attempt, coalesce(errors, '[]')) e
   on conflict do nothing;
-  insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, timeout_ms, keyed, fence, errors)
+  insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, timeout_ms, keyed, fence, errors, tokens)
   values (revive.id, to_lane, clock_timestamp(), revive.created_at, revive.max_attempts, revive.timeout_ms, false, revive.fence,
-    jsonb_array_length(coalesce(revive.errors, '[]')));
+    jsonb_array_length(coalesce(revive.errors, '[]')), revive.tokens);
   perform posthouse.notify_queue(l.queue) from posthouse.lane l where l.id = to_lane;
 end $$;
 
@@ -74,13 +74,13 @@ begin
   end if;
   delete from posthouse.archive x where x.id = job_id and x.state = 'cancelled' returning * into a;
   if found then
-    perform posthouse.revive(a.id, a.lane_id, a.created_at, a.fence, a.max_attempts, a.timeout_ms, a.errors);
+    perform posthouse.revive(a.id, a.lane_id, a.created_at, a.fence, a.max_attempts, a.timeout_ms, a.errors, a.tokens);
     return 'queued';
   end if;
   -- While it has its tombstone it has its payload too: both go in one transaction.
   delete from posthouse.tombstone x where x.id = job_id and x.state = 'cancelled' returning * into t;
   if found then
-    perform posthouse.revive(t.id, t.lane_id, t.created_at, t.fence, t.max_attempts, t.timeout_ms, null);
+    perform posthouse.revive(t.id, t.lane_id, t.created_at, t.fence, t.max_attempts, t.timeout_ms, null, t.tokens);
     return 'queued';
   end if;
   select x.* into j from posthouse.job x where x.id = job_id and x.state = 'queued' for update;
@@ -121,7 +121,7 @@ begin
     order by x.failed_at, x.id limit greatest(max_jobs, 0) for update of x skip locked
   loop
     delete from posthouse.dead_letter x where x.id = d.id;
-    perform posthouse.revive(d.id, d.lane_id, d.created_at, d.fence, d.max_attempts, d.timeout_ms, d.errors);
+    perform posthouse.revive(d.id, d.lane_id, d.created_at, d.fence, d.max_attempts, d.timeout_ms, d.errors, d.tokens);
     n := n + 1;
   end loop;
   return n;

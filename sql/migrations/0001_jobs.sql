@@ -86,7 +86,8 @@ create table posthouse.archive (
   flags        text[],                    -- what was done to make the result storable: cleaned, truncated
   result       jsonb,
   usage        jsonb,
-  errors       jsonb                      -- of the attempts that failed before
+  errors       jsonb,                     -- of the attempts that failed before
+  tokens       int                        -- of cancelled jobs, which can be retried
 ) partition by range (id);
 
 -- What is set for a queue; one without a row is as it comes. Configuration: read by each settle, written by people only.
@@ -109,7 +110,8 @@ create table posthouse.tombstone (
   max_attempts smallint not null,
   state        posthouse.job_state not null,
   flags        text[],
-  result       jsonb
+  result       jsonb,
+  tokens       int                        -- of cancelled jobs too
 ) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000);
 
 -- Which tombstones were set at once: one row a settle, so that the sweep finds those whose time is over without an index
@@ -136,7 +138,8 @@ create table posthouse.dead_letter (
   class        text not null,             -- of the last error
   error        text not null,             -- the last error
   usage        jsonb,
-  errors       jsonb not null             -- of every attempt
+  errors       jsonb not null,            -- of every attempt
+  tokens       int
 );
 create index dead_letter_failed on posthouse.dead_letter (failed_at);
 
