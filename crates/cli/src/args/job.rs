@@ -121,7 +121,8 @@ pub(crate) struct JobShow {
 /// Wait until jobs are final, and print their results
 ///
 /// Exit code 0 if all are done; 1 if one failed, was cancelled, does not exist, or the timeout is over. A job of a queue that
-/// keeps no history can be waited for until ten minutes after its end.
+/// keeps no history can be waited for until ten minutes after its end. When one is in line after five seconds, it is said on
+/// stderr, once, what it waits for; not with --json.
 #[derive(Debug, Args)]
 #[command(after_long_help = "EXAMPLES:
   posthouse job wait 42

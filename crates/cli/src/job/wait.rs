@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use posthouse::store::{JobRecord, Store};
+use posthouse::store::{JobRecord, Reason, Store};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::args::{Global, JobWait};
@@ -16,6 +16,8 @@ use crate::style::{clean, clean_lines};
 /// How often it looks: soon after short jobs, seldom while a long one runs.
 const FIRST_LOOK: Duration = Duration::from_millis(50);
 const LATER_LOOKS: Duration = Duration::from_secs(1);
+/// A job that is still in line then is explained, since perhaps nobody serves it.
+const SILENCE_MAX: Duration = Duration::from_secs(5);
 
 /// Waits, and prints each result as it comes; with --json all of them at the end, in the order of the ids.
 pub(super) async fn wait(store: &Store, args: &JobWait, global: &Global) -> Result<ExitCode> {
@@ -45,6 +47,9 @@ pub(super) async fn wait(store: &Store, args: &JobWait, global: &Global) -> Resu
 
 async fn until_final(store: &Store, ids: &[i64], finals: &mut BTreeMap<i64, JobRecord>, global: &Global) -> Result<()> {
     let mut pause = FIRST_LOOK;
+    let begin = Instant::now();
+    // Programs that read JSON look for themselves.
+    let mut is_explained = global.json;
     loop {
         let mut open = ids.to_vec();
         open.retain(|id| !finals.contains_key(id));
@@ -52,6 +57,13 @@ async fn until_final(store: &Store, ids: &[i64], finals: &mut BTreeMap<i64, JobR
             return Ok(());
         }
         let states = store.states(&open).await?;
+        if !is_explained && begin.elapsed() >= SILENCE_MAX {
+            let queued = states.iter().find(|(_, state)| state == "queued");
+            is_explained = queued.is_some();
+            if let Some((id, _)) = queued {
+                explain(store, *id).await;
+            }
+        }
         for id in open {
             let Some((_, state)) = states.iter().find(|(found, _)| *found == id) else {
                 return Err(Failure::new(format!("job {id}: there is no such job")));
@@ -71,6 +83,13 @@ async fn until_final(store: &Store, ids: &[i64], finals: &mut BTreeMap<i64, JobR
             sleep(pause).await;
             pause = (pause * 2).min(LATER_LOOKS);
         }
+    }
+}
+
+/// Says on stderr what a job waits for. Who may not ask that waits all the same.
+async fn explain(store: &Store, id: i64) {
+    for Reason { state, reason, .. } in store.explain(id).await.unwrap_or_default() {
+        output::note(format_args!("job {id} {}: {}", clean(&state), clean(&reason)));
     }
 }
 

@@ -1,5 +1,6 @@
 //! Looking at jobs and managing them.
 
+use std::io::{BufRead, BufReader, Read};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -57,6 +58,24 @@ async fn a_done_job_shows_its_result_and_wait_prints_it() {
     queue.run(&["job", "retry", &id]).failed(1, &["job 1 is done"]);
     let both = queue.run(&["job", "retry", &id, "99", "--json"]);
     assert_eq!((both.code, both.json().as_array().unwrap().len()), (1, 2));
+}
+
+#[tokio::test]
+async fn who_waits_for_a_job_that_nobody_serves_is_told_so_once() {
+    let queue = Queue::new().await;
+    let id = queue.enqueue(&["k"]).to_string();
+    let mut waiting = queue.command(&["job", "wait", &id, "--timeout", "2m"]);
+    let mut waiting = waiting.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(waiting.stderr.take().unwrap());
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    assert_eq!(line, "job 1 queued: no live worker serves kind k on queue \"default\"\n");
+    queue.work("k", || Outcome::done(&json!(1))).await;
+    let ended = waiting.wait_with_output().unwrap();
+    assert_eq!((ended.status.code(), &*ended.stdout), (Some(0), &b"job 1 done\n1\n"[..]));
+    let mut more = String::new();
+    said.read_to_string(&mut more).unwrap();
+    assert_eq!(more, "");
 }
 
 #[tokio::test]
@@ -121,7 +140,7 @@ async fn status_says_what_waits_and_who_is_missing() {
 async fn watching_prints_again_and_again() {
     let queue = Queue::new().await;
     let mut watching = queue.command(&["status", "--watch", "0.1", "--json"]).stdout(Stdio::piped()).spawn().unwrap();
-    let lines = std::io::BufRead::lines(std::io::BufReader::new(watching.stdout.take().unwrap()));
+    let lines = BufReader::new(watching.stdout.take().unwrap()).lines();
     let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || lines.map_while(Result::ok).take(3).try_for_each(|line| sender.send(line)));
     for _ in 0..3 {
