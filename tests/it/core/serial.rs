@@ -432,5 +432,8 @@ async fn thousands_of_values_that_wait_cost_a_claim_nothing() {
     }
     let (first, last): (i64, i64) = (costs[..20].iter().sum(), costs[380..].iter().sum());
     // On a busy machine a window of lanes may be awake in the end: that costs 1,400 buffers a claim. All 5,000 would cost 20 times as many.
-    assert!(last < first * 2 || last < 20 * 2_500, "20 claims touched {first} buffers at first and {last} in the end: {costs:?}");
+    assert!(
+        last < first * 2 || last < 20 * 2_500,
+        "20 claims touched {first} buffers at first and {last} in the end: {costs:?}"
+    );
 }
