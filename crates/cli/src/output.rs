@@ -101,6 +101,15 @@ impl Grid {
         for column in columns {
             if let Some(column) = self.table.column_mut(*column) {
                 column.set_cell_alignment(CellAlignment::Right);
+            }
+        }
+        self.whole(columns)
+    }
+
+    /// What is never cut either.
+    pub(crate) fn whole(mut self, columns: &[usize]) -> Self {
+        for column in columns {
+            if let Some(column) = self.table.column_mut(*column) {
                 column.set_constraint(ColumnConstraint::ContentWidth);
             }
         }
@@ -169,6 +178,16 @@ mod tests {
         let lines = grid.lines();
         assert!(lines.iter().any(|line| line.contains("1234567") && line.ends_with("89")), "{lines:?}");
         assert!(lines.iter().all(|line| line.chars().count() <= 30), "{lines:?}");
+    }
+
+    #[test]
+    fn a_narrow_terminal_cuts_no_name_that_is_to_stay_whole() {
+        let mut grid = Grid::new(&["gate", "closed"]).whole(&[0]);
+        grid.terminal = true;
+        grid.table.set_content_arrangement(ContentArrangement::Dynamic).set_width(30);
+        grid.row(vec![cell("endpoint:azure/gpt-4o-mini"), cell("until somebody opens it")]);
+        let lines = grid.lines();
+        assert!(lines.iter().any(|line| line.contains("endpoint:azure/gpt-4o-mini")), "{lines:?}");
     }
 
     #[test]

@@ -16,6 +16,9 @@ const ROWS_MAX: usize = 200;
 /// A limit a minute is shown as full from this share on, as `closed_or_full_gates` has it: at its pace it is never quite at the limit.
 const NEARLY_TENTHS: i64 = 9;
 
+/// What gates count. Of the table, only those that some gate limits.
+const COUNTS: [&str; 5] = ["running", "requests/min", "tokens/min", "usd/day", "usd/month"];
+
 /// Shows all gates.
 pub(super) async fn list(store: &Store, global: &Global) -> Result<()> {
     let gates = store.gates().await?;
@@ -27,45 +30,49 @@ pub(super) async fn list(store: &Store, global: &Global) -> Result<()> {
         return Ok(());
     }
     let now = store.clock().await?;
-    let mut grid = Grid::new(&["gate", "running", "requests/min", "tokens/min", "usd/day", "usd/month", "closed"])
-        .right(&[1, 2, 3, 4, 5]);
-    for gate in gates.iter().take(ROWS_MAX) {
-        grid.row(row(gate, now));
+    let shown = &gates[..gates.len().min(ROWS_MAX)];
+    let counts: Vec<_> = shown.iter().map(counts).collect();
+    let used: Vec<usize> = (0..COUNTS.len()).filter(|i| counts.iter().any(|row| row[*i].is_some())).collect();
+    let header: Vec<&str> = std::iter::once("gate").chain(used.iter().map(|i| COUNTS[*i])).collect();
+    // A part of a name is another name: `set` and `close` want all of it.
+    let mut grid = Grid::new(&header).whole(&[0]).right(&(1..header.len()).collect::<Vec<_>>());
+    for (gate, mut counts) in shown.iter().zip(counts) {
+        let cells = used.iter().map(|i| counts[*i].take().unwrap_or_else(|| cell("")));
+        grid.row(std::iter::once(cell(title(gate))).chain(cells).collect());
     }
     grid.print()?;
-    match gates.len().checked_sub(ROWS_MAX).filter(|more| *more > 0) {
-        Some(more) => output::line(format_args!("{DIM}… {more} more; --json shows all{DIM:#}")),
-        None => Ok(()),
+    if let Some(more) = gates.len().checked_sub(ROWS_MAX).filter(|more| *more > 0) {
+        output::line(format_args!("{DIM}… {more} more; --json shows all{DIM:#}"))?;
     }
+    for gate in shown {
+        if let Some(closed) = closed(gate, now) {
+            print_closed(gate, &closed, "")?;
+        }
+    }
+    Ok(())
 }
 
-fn row(gate: &GateRecord, now: SystemTime) -> Vec<Cell> {
-    let money = |limit: &Option<String>, spent: &str| match limit {
-        Some(limit) => of(plain(spent), Some(plain(limit)), reached(spent, Some(limit))),
-        None => cell(""),
+/// What of each of `COUNTS` passed; `None` where there is no limit.
+fn counts(gate: &GateRecord) -> [Option<Cell>; COUNTS.len()] {
+    let money = |limit: &Option<String>, spent: &str| {
+        of(plain(spent), limit.as_deref().map(plain), reached(spent, limit.as_ref()))
     };
     let number = |n: i64, limit: Option<i64>| of(n, limit, limit.is_some_and(|limit| nearly(n, limit)));
     let most = gate.max_running.map(i64::from);
     let running = gate.running.unwrap_or(0);
-    vec![
-        cell(title(gate)),
+    [
         of(running, most, most.is_some_and(|most| running >= most)),
         number(gate.requests_last_minute, gate.requests_per_minute.map(i64::from)),
         number(gate.tokens_last_minute, gate.tokens_per_minute),
         money(&gate.money_per_day, &gate.spent_today),
         money(&gate.money_per_month, &gate.spent_this_month),
-        match closed(gate, now) {
-            Some(closed) => cell(closed).fg(Color::Red),
-            None => cell(""),
-        },
     ]
 }
 
-/// What passes of what may; nothing where there is no limit.
-fn of(number: impl ToString, limit: Option<impl ToString>, is_full: bool) -> Cell {
-    let Some(limit) = limit else { return cell("") };
-    let cell = cell(format!("{}/{}", number.to_string(), limit.to_string()));
-    if is_full { cell.fg(Color::Yellow) } else { cell }
+/// What passes of what may.
+fn of(number: impl ToString, limit: Option<impl ToString>, is_full: bool) -> Option<Cell> {
+    let cell = cell(format!("{}/{}", number.to_string(), limit?.to_string()));
+    Some(if is_full { cell.fg(Color::Yellow) } else { cell })
 }
 
 /// The name, and whom the row is about where the gate holds for each. Of one that lets the jobs of a queue run one at a time: a tenant
@@ -154,14 +161,15 @@ pub(crate) fn print_state(gate: &GateRecord, now: SystemTime) -> Result<()> {
         }
     }
     let counts = clean(&parts.join(", "));
-    let title = clean(&title(gate));
     match closed(gate, now) {
-        Some(closed) => {
-            let counts = if counts.is_empty() { counts } else { format!(" {DIM}({counts}){DIM:#}") };
-            output::line(format_args!("{BAD}closed{BAD:#} {title}: {}{counts}", clean(&closed)))
-        }
-        None => output::line(format_args!("{BOLD}full{BOLD:#} {title}: {counts}")),
+        Some(closed) if counts.is_empty() => print_closed(gate, &closed, ""),
+        Some(closed) => print_closed(gate, &closed, &format!(" {DIM}({counts}){DIM:#}")),
+        None => output::line(format_args!("{BOLD}full{BOLD:#} {}: {counts}", clean(&title(gate)))),
     }
+}
+
+fn print_closed(gate: &GateRecord, closed: &str, counts: &str) -> Result<()> {
+    output::line(format_args!("{BAD}closed{BAD:#} {}: {}{counts}", clean(&title(gate)), clean(closed)))
 }
 
 /// Limits in a sentence.

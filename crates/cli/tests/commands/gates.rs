@@ -49,6 +49,13 @@ async fn limits_that_are_not_named_stay_and_none_clears_them() {
     assert!(table.starts_with("GATE"), "{table}");
     let words: Vec<&str> = table.lines().nth(1).unwrap().split_whitespace().collect();
     assert_eq!(words, ["model:small", "0/7", "0/90000", "0/12.5"]);
+    assert_eq!(
+        table.lines().next().unwrap().split_whitespace().collect::<Vec<_>>(),
+        ["GATE", "REQUESTS/MIN", "TOKENS/MIN", "USD/DAY"]
+    );
+    queue.run(&["gate", "close", name, "--reason", "a bill"]).fine();
+    let table = queue.run(&["gate", "list"]).fine().stdout;
+    assert!(table.ends_with("0/12.5\nclosed model:small: until somebody opens it: a bill\n"), "{table}");
     assert_eq!(queue.run(&["gate", "remove", name]).fine().stdout, "gate model:small is removed\n");
     queue.run(&["gate", "remove", name]).failed(1, &["model:small: there is no such gate", "posthouse gate list"]);
     assert_eq!(gate(&queue, name), json!(null));
