@@ -72,7 +72,7 @@ fn print_alerts(alerts: &[AlertRecord], now: SystemTime) -> Result<()> {
 fn print_rules(rules: &[AlertRule]) -> Result<()> {
     let time =
         |ms: Option<i64>| ms.map(|ms| short(Duration::from_millis(ms.try_into().unwrap_or(0)))).unwrap_or_default();
-    let mut grid = Grid::new(&["kind", "queue", "raised", "quiet", "after"]);
+    let mut grid = Grid::new(&["kind", "queue", "enabled", "quiet", "after"]);
     for rule in rules {
         grid.row(vec![
             cell(&rule.kind),
