@@ -16,7 +16,7 @@ use crate::output::{self, age, when};
 use crate::style::clean;
 
 pub(crate) use apply::Declared;
-pub(crate) use table::{closed, print_state};
+pub(crate) use table::{paused, print_state};
 
 /// Longer is a mistake; who means for ever leaves the time out.
 const SPAN_MAX: Duration = Duration::from_hours(24 * 366 * 100);
@@ -138,6 +138,7 @@ struct Words {
     open: &'static str,
     /// What it is now, or was already.
     closed: &'static str,
+    for_ever: &'static str,
     opened: &'static str,
     was_open: &'static str,
 }
@@ -147,11 +148,18 @@ impl Words {
         whom: String::new(),
         open: "gate open",
         closed: "closed",
+        for_ever: "until somebody opens it",
         opened: "is open",
         was_open: "was open already",
     };
-    const PAUSED: Self =
-        Self { whom: String::new(), open: "", closed: "paused", opened: "goes on", was_open: "was not paused" };
+    const PAUSED: Self = Self {
+        whom: String::new(),
+        open: "",
+        closed: "paused",
+        for_ever: "until somebody resumes it",
+        opened: "goes on",
+        was_open: "was not paused",
+    };
 }
 
 /// Closes the gate of somebody.
@@ -164,10 +172,10 @@ pub(crate) async fn close(store: &Store, whose: Whose<'_>, closing: &Closing, gl
     let until = until(closing, now)?;
     let is_new = store.gate(&name).await?.is_none();
     store.close_gate(&name, &until, closing.reason.as_deref()).await.map_err(mistyped)?;
-    let Words { whom, open, closed, .. } = whose.words();
+    let Words { whom, open, closed, for_ever, .. } = whose.words();
     tell(store, &name, global, |gate| {
         let until = match gate.closed_until.as_deref() {
-            Some("infinity") | None => "until somebody opens it".to_owned(),
+            Some("infinity") | None => for_ever.to_owned(),
             Some(until) => format!("until {} ({})", clean(until), when(&age(until, now))),
         };
         format!("{whom} is {closed} {until}; what runs goes on\n`posthouse {open} {}` ends that", clean(whose.name()))

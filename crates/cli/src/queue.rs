@@ -83,7 +83,7 @@ async fn list(store: &Store, global: &Global) -> Result<ExitCode> {
     let now = store.clock().await?;
     let mut grid = Grid::new(&["queue", "retention", "serial by", "fair by", "paused"]);
     for Row { settings, gate, .. } in &queues {
-        let paused = gate.as_ref().and_then(|gate| gate::closed(gate, now)).unwrap_or_default();
+        let paused = gate.as_ref().and_then(|gate| gate::paused(gate, now)).unwrap_or_default();
         let serial_by = settings.serial_by.as_deref().unwrap_or_default();
         let row = vec![cell(&settings.queue), cell(retention(settings)), cell(serial_by), cell(&settings.fair_by)];
         grid.row(row.into_iter().chain([cell(paused).fg(Color::Red)]).collect());

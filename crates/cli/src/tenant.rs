@@ -94,7 +94,7 @@ async fn list(store: &Store, global: &Global) -> Result<()> {
     let now = store.clock().await?;
     let mut grid = Grid::new(&["tenant", "weight", "due", "later", "running", "paused"]).right(&[1, 2, 3, 4]);
     for row in rows.iter().take(ROWS_MAX) {
-        let paused = row.gate.as_ref().and_then(|gate| gate::closed(gate, now)).unwrap_or_default();
+        let paused = row.gate.as_ref().and_then(|gate| gate::paused(gate, now)).unwrap_or_default();
         grid.row(vec![
             cell(&row.tenant),
             cell(row.weight.to_string()),

@@ -101,6 +101,15 @@ fn reached(spent: &str, limit: Option<&String>) -> bool {
 
 /// Until when, by whom and why it is closed. `None`: it is open.
 pub(crate) fn closed(gate: &GateRecord, now: SystemTime) -> Option<String> {
+    closing(gate, now, "opens")
+}
+
+/// The same in the words of tenants and queues.
+pub(crate) fn paused(gate: &GateRecord, now: SystemTime) -> Option<String> {
+    closing(gate, now, "resumes")
+}
+
+fn closing(gate: &GateRecord, now: SystemTime, opens: &str) -> Option<String> {
     let until = gate.closed_until.as_deref()?;
     let by = match gate.closed_by.as_deref() {
         Some("person") | None => String::new(),
@@ -110,7 +119,7 @@ pub(crate) fn closed(gate: &GateRecord, now: SystemTime) -> Option<String> {
     let reason = gate.closed_reason.as_deref().filter(|reason| !reason.is_empty());
     let why = reason.map(|reason| format!(": {reason}")).unwrap_or_default();
     Some(match (until, output::parse_time(until)) {
-        ("infinity", _) => format!("until somebody opens it{by}{why}"),
+        ("infinity", _) => format!("until somebody {opens} it{by}{why}"),
         (_, Some(time)) if time <= now => format!("time is over, one job tries it{by}{why}"),
         _ => format!("opens {}{by}{why}", age(until, now)),
     })
@@ -140,7 +149,7 @@ fn full(gate: &GateRecord) -> Vec<String> {
             let then = match gate.when_spent.as_str() {
                 "hold" => "jobs wait".to_owned(),
                 "fail" => "jobs fail".to_owned(),
-                model => format!("jobs use {}", model.strip_prefix("model:").unwrap_or(model)),
+                model => format!("jobs use model {}", model.strip_prefix("model:").unwrap_or(model)),
             };
             full.push(format!("spent {} of {} USD {what}, {then}", plain(spent), plain(limit)));
         }
@@ -187,7 +196,7 @@ pub(super) fn describe(limits: &GateLimits) -> String {
         parts.push(match limits.when_spent.as_deref() {
             None | Some("hold") => "then jobs wait".to_owned(),
             Some("fail") => "then jobs fail".to_owned(),
-            Some(model) => format!("then they use {}", model.strip_prefix("model:").unwrap_or(model)),
+            Some(model) => format!("then jobs use model {}", model.strip_prefix("model:").unwrap_or(model)),
         });
         parts.extend(limits.warn_at.as_ref().map(|share| format!("alert at {}", plain(share))));
     }
@@ -221,7 +230,7 @@ mod tests {
             (serde_json::json!({ "money_per_day": "1.50", "spent_today": "1.49" }), ""),
             (
                 serde_json::json!({ "money_per_day": "1.50", "spent_today": "1.5", "when_spent": "model:tiny" }),
-                "spent 1.5 of 1.5 USD today, jobs use tiny",
+                "spent 1.5 of 1.5 USD today, jobs use model tiny",
             ),
             (
                 serde_json::json!({ "money_per_month": "1", "spent_this_month": "2.00" }),
@@ -261,7 +270,7 @@ mod tests {
             warn_at: Some("0.8".to_owned()),
             ..GateLimits::default()
         };
-        assert_eq!(describe(&limits), "40 at once, 12.5 USD a day, then they use tiny, alert at 0.8");
+        assert_eq!(describe(&limits), "40 at once, 12.5 USD a day, then jobs use model tiny, alert at 0.8");
         assert_eq!(describe(&GateLimits::default()), "no limits");
     }
 }

@@ -131,8 +131,7 @@ async fn tenants_and_queues_are_paused_and_resumed() {
     queue.enqueue(&["k", "{}", "--tenant", "zoo", "--queue", "mail"]);
     assert_eq!(queue.run(&["tenant", "set", "big", "--weight", "2.5"]).fine().stdout, "tenant big has weight 2.5\n");
     let paused = queue.run(&["tenant", "pause", "acme", "--reason", "complaints"]).fine();
-    let expected =
-        "tenant acme is paused until somebody opens it; what runs goes on\n`posthouse tenant resume acme` ends that\n";
+    let expected = "tenant acme is paused until somebody resumes it; what runs goes on\n`posthouse tenant resume acme` ends that\n";
     assert_eq!((&*paused.stdout, &*paused.stderr), (expected, ""));
     let json = queue.run(&["queue", "pause", "mail", "--until", "2100-01-01 08:00 UTC", "--json"]).fine().json();
     assert_eq!(json["name"], "queue:mail");
@@ -145,7 +144,7 @@ async fn tenants_and_queues_are_paused_and_resumed() {
     assert_eq!(row(1), (&json!("big"), &json!(2.5), &json!(0), &json!(null)));
     assert_eq!(row(2), (&json!("zoo"), &json!(1.0), &json!(1), &json!(null)));
     let text = queue.run(&["tenant", "list"]).fine().stdout;
-    assert!(text.lines().nth(1).unwrap().ends_with("until somebody opens it: complaints"), "{text}");
+    assert!(text.lines().nth(1).unwrap().ends_with("until somebody resumes it: complaints"), "{text}");
     let queues = queue.run(&["queue", "list", "--json"]).fine().json();
     let names: Vec<_> = queues.as_array().unwrap().iter().map(|queue| queue["queue"].as_str().unwrap()).collect();
     assert_eq!(names, ["empty", "mail"]);

@@ -139,7 +139,7 @@ async fn a_program_is_told_which_model_to_use_when_a_budget_is_spent() {
     }
     assert_eq!(results, ["model its own", "model tiny"]);
     let status = queue.run(&["status"]).fine().stdout;
-    assert!(status.contains("full tenant:default: spent 1 of 1 USD today, jobs use tiny\n"), "{status}");
+    assert!(status.contains("full tenant:default: spent 1 of 1 USD today, jobs use model tiny\n"), "{status}");
 }
 
 #[tokio::test]
