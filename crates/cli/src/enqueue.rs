@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use posthouse::NewJob;
 use posthouse::job::DedupeFor;
+use posthouse::store::Store;
 use serde_json::json;
 
 use crate::args::{Enqueue, Global};
@@ -18,18 +19,35 @@ pub(crate) async fn run(args: Enqueue, global: &Global) -> Result<ExitCode> {
         return jsonl::run(file, &args, global).await;
     }
     let job = job(&args)?;
-    let answer = connect::store(global).await?.enqueue(&job).await.map_err(|error| {
+    let store = connect::store(global).await?;
+    let answer = store.enqueue(&job).await.map_err(|error| {
         // Postgres found it, but it is what was typed that cannot be right.
         if error.is_invalid() { Failure::usage(error.to_string()) } else { error.into() }
     })?;
     if global.json {
         output::json(&json!({ "id": answer.id, "state": answer.state, "duplicate": answer.duplicate }))?;
-    } else if answer.duplicate {
+        return Ok(ExitCode::SUCCESS);
+    }
+    if answer.duplicate {
         output::line(format_args!("job {} duplicate {DIM}({}){DIM:#}", answer.id, clean(&answer.state)))?;
     } else {
         output::line(format_args!("job {} {}", answer.id, clean(&answer.state)))?;
     }
+    for gate in &args.gates {
+        if is_missing(&store, gate).await.unwrap_or(false) {
+            output::note(format_args!("no gate {} yet: it limits nothing until it is set", clean(gate)));
+        }
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Whether nothing is set under this name, perhaps since it is mistyped, nor for each of its sort. Who may enqueue may not be
+/// allowed to look.
+async fn is_missing(store: &Store, gate: &str) -> posthouse::Result<bool> {
+    if store.gate(gate).await?.is_some() {
+        return Ok(false);
+    }
+    Ok(!gate.starts_with("model:") || store.gate("model:*").await?.is_none())
 }
 
 fn job(args: &Enqueue) -> Result<NewJob> {

@@ -3,6 +3,23 @@
 use crate::support::{Queue, file};
 
 #[tokio::test]
+async fn a_gate_that_is_not_there_is_noted() {
+    let queue = Queue::new().await;
+    queue.run(&["gate", "set", "crm", "--running", "1"]).fine();
+    let said = queue.run(&["enqueue", "k", "--gate", "crm", "--gate", "cmr", "--gate", "model:small"]).fine();
+    assert_eq!(said.stdout, "job 1 queued\n");
+    let note = |gate: &str| format!("no gate {gate} yet: it limits nothing until it is set\n");
+    assert_eq!(said.stderr, note("cmr") + &note("model:small"));
+    queue.run(&["gate", "set", "model:*", "--running", "1"]).fine();
+    assert_eq!(queue.run(&["enqueue", "k", "--gate", "model:small"]).fine().stderr, "");
+    assert_eq!(queue.run(&["enqueue", "k", "--gate", "cmr", "--json"]).fine().stderr, "");
+    assert_eq!(
+        queue.run_with_stdin(&["enqueue", "--jsonl", "-", "--gate", "cmr"], "{\"kind\":\"k\"}\n").fine().stderr,
+        ""
+    );
+}
+
+#[tokio::test]
 async fn a_job_goes_in_with_all_that_was_said() {
     let queue = Queue::new().await;
     let answer = queue.run(&["enqueue", "summarize", "{\"text\":\"hi\"}"]).fine();
