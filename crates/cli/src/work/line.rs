@@ -114,7 +114,7 @@ pub(super) fn end_text(summary: &Summary) -> String {
         (summary.unwritten, "not recorded since Postgres is away (they run again)"),
     ];
     let told: Vec<String> = counts.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
-    if told.is_empty() { "ended: nothing to do".to_owned() } else { format!("ended: {}", told.join(", ")) }
+    if told.is_empty() { "ended: no job was run".to_owned() } else { format!("ended: {}", told.join(", ")) }
 }
 
 /// The last line, for programs.

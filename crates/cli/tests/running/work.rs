@@ -132,6 +132,17 @@ async fn told_to_end_it_gives_the_job_back_uncharged() {
 }
 
 #[tokio::test]
+async fn told_to_end_while_a_job_waits_for_its_time_it_does_not_say_that_there_is_none() {
+    let queue = Queue::new().await;
+    queue.enqueue(&["k", "{}", "--delay", "2h"]);
+    let mut running = Running::start(&mut worker(&queue, "k=true", &["--until-empty", "-v"]));
+    running.line("registered");
+    running.signal(Signal::SIGTERM);
+    assert_eq!(running.ended().code(), Some(0));
+    running.line("ended: no job was run");
+}
+
+#[tokio::test]
 async fn killed_or_told_twice_it_leaves_no_program_behind() {
     let (queue, folder) = (Queue::new().await, Folder::new("kill"));
     for (name, signal) in [("a", Signal::SIGKILL), ("b", Signal::SIGTERM)] {
