@@ -48,12 +48,12 @@ and run them. Whatever happens to a worker, each job reaches its end.
 Exit codes: 0 fine, 1 failed, 2 wrong arguments.";
 
 const EXAMPLES: &str = "EXAMPLES:
-  posthouse demo                                       see all of it at work, nothing needed
-  posthouse dev                                        a Postgres and a provider for development
-  posthouse db migrate                                 make the schema in DATABASE_URL
-  posthouse enqueue summarize '{\"text\":\"…\"}'           put a job in
-  posthouse work --config posthouse.toml               run jobs
-  posthouse status                                     how it is going";
+  posthouse demo                              see it at work, nothing needed
+  posthouse dev                               Postgres and a provider to try
+  posthouse db migrate                        make the schema in DATABASE_URL
+  posthouse enqueue summarize '{\"text\":\"…\"}'  put a job in
+  posthouse work --config posthouse.toml      run jobs
+  posthouse status                            how it is going";
 
 /// Options of every command.
 #[derive(Debug, Clone, Args)]
