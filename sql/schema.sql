@@ -1466,16 +1466,6 @@ begin
 end $function$
 ;
 
-CREATE OR REPLACE FUNCTION posthouse.count_all()
- RETURNS void
- LANGUAGE plpgsql
- SET search_path TO 'pg_catalog', 'pg_temp'
-AS $function$
-begin
-  perform posthouse.count_running(g.id) from posthouse.gate g where g.max_running is not null and g.name not like 'serial:%';
-end $function$
-;
-
 CREATE OR REPLACE FUNCTION posthouse.count_running(counted bigint)
  RETURNS void
  LANGUAGE plpgsql
@@ -3556,7 +3546,9 @@ begin
   perform posthouse.wake_gate(name);
   delete from posthouse.gate g where g.name = remove_gate.name returning g.id into gone;
   delete from posthouse.gate_state s where s.gate_id = gone;
-  perform posthouse.count_all();
+  -- Its jobs are left to the gate for each.
+  perform posthouse.count_running(g.id) from posthouse.gate g
+  where g.name = left(remove_gate.name, strpos(remove_gate.name, ':')) || '*' and g.max_running is not null;
   return gone is not null;
 end $function$
 ;
@@ -4289,7 +4281,9 @@ begin
   perform posthouse.hold_gates();
   insert into posthouse.kind (name, gates, max_output_tokens) values (set_kind.kind, set_kind.gates, set_kind.max_output_tokens)
   on conflict on constraint kind_pkey do update set gates = excluded.gates, max_output_tokens = excluded.max_output_tokens;
-  perform posthouse.count_all();
+  perform posthouse.count_running(x.id)
+  from (select distinct f.id from unnest(set_kind.gates) n(name) cross join lateral posthouse.gates_named(n.name) f) f
+  join posthouse.gate x on x.id = f.id where x.max_running is not null;
   update posthouse.lane l set ready_at = least(l.ready_at, clock_timestamp()), blocked_by = null
   where l.id = any(array(select x.id from posthouse.lane x where x.blocked_by is not null and x.kind = set_kind.kind for no key update skip locked));
 end $function$
@@ -4333,7 +4327,8 @@ begin
   perform posthouse.hold_gates();
   insert into posthouse.route (model, endpoints) values (set_route.model, set_route.endpoints)
   on conflict on constraint route_pkey do update set endpoints = excluded.endpoints;
-  perform posthouse.count_all();
+  perform posthouse.count_running(g.id) from posthouse.gate g
+  where g.name = any(array(select 'endpoint:' || e from unnest(set_route.endpoints) e)) and g.max_running is not null;
   perform posthouse.wake_blocked(g.id, null, 1000000) from posthouse.gate g where g.name >= 'endpoint:' and g.name < 'endpoint;';
 end $function$
 ;
