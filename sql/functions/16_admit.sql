@@ -394,14 +394,15 @@ begin
   if exists (select from posthouse.gate g where g.when_spent like 'model:%') then
     insteads := posthouse.models_instead(lanes);
   end if;
-  select array_agg(x.place), array_agg(x.inst), array_agg(x.gate_id order by x.inst) filter (where x.nth = 1),
+  -- Each in its own order: one that is asked for may change that in which the others come.
+  select array_agg(x.place order by x.place, x.inst), array_agg(x.inst order by x.place, x.inst),
+    array_agg(x.gate_id order by x.inst) filter (where x.nth = 1),
     array_agg(x.member order by x.inst) filter (where x.nth = 1)
   into places, insts, gate_ids, whose
   from (
     select g.place, g.gate_id, g.member, dense_rank() over w::int as inst, row_number() over (partition by g.gate_id, g.member) as nth
     from posthouse.gates_of(lanes, insteads) g
-    window w as (order by g.gate_id, g.member)
-    order by g.place) x;
+    window w as (order by g.gate_id, g.member)) x;
   if places is null and insteads is null then
     jobs := coalesce(posthouse.take_jobs(worker, lanes, quotas, max_jobs, due), '{}');
     return;
