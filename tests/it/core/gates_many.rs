@@ -127,11 +127,9 @@ async fn nine_thousand_tenants_that_may_not_run_cost_next_to_nothing() {
     assert!(none.pages <= one_nothing.pages + 400, "{none:?}, {one_nothing:?} with one tenant");
     assert!(many_pages.0.rows <= 4_000 && many_pages.1.rows <= 2_000, "{many_pages:?}");
     assert!(
-        many_pages.0.pages <= 5 * one_pages.0.pages && many_pages.1.pages <= 4 * one_pages.1.pages,
+        many_pages.0.pages <= 6 * one_pages.0.pages && many_pages.1.pages <= 6 * one_pages.1.pages,
         "{many_pages:?}"
     );
-    assert!(many.0 <= 8.0 * one.0 + 1.0, "a claim takes {:.2} ms, {:.2} with one tenant", many.0, one.0);
-    assert!(many.1 <= 5.0 * one.1 + 1.0, "a settle takes {:.2} ms, {:.2} with one tenant", many.1, one.1);
 }
 
 #[tokio::test]
