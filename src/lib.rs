@@ -3,7 +3,8 @@
 //! The modules, in reading order: [`job`] (what is enqueued), [`outcome`] (what an attempt decides),
 //! [`retry`] (when the next attempt runs), [`client`] (enqueue and manage jobs), [`handler`] and [`context`]
 //! (what your code sees), [`admission`] (gates that calls of a handler pass), [`worker`] (claims jobs and runs
-//! handlers), [`store`] (the only module that speaks SQL), [`error`].
+//! handlers), [`metrics`] (what a worker counts),
+//! [`store`] (the only module that speaks SQL), [`error`].
 
 pub mod admission;
 pub mod client;
@@ -12,6 +13,7 @@ pub mod error;
 pub mod handler;
 pub mod job;
 mod lease;
+pub mod metrics;
 pub mod outcome;
 mod pause;
 #[cfg(feature = "private-postgres")]

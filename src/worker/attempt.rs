@@ -75,10 +75,12 @@ pub(crate) async fn attempt(shared: Arc<Shared>, claimed: Claimed) {
         tenant = context.tenant(),
         attempt = context.attempt()
     );
+    let began = Instant::now();
     let ending = match shared.handlers.get(context.kind()) {
         Some(handler) => run(handler, &context, payload).instrument(span).await,
         None => Ending::Decided(failed(JobError::new("kind", format!("no handler for kind `{}`", context.kind())))),
     };
+    shared.metered(|meter| meter.ran(context.job(), began.elapsed()));
     drop(slot);
     let (id, fence) = (context.job_id(), context.fence());
     let mut settlement = match ending {

@@ -14,6 +14,7 @@ use crate::outcome::IntoOutcome;
 use crate::retry::Backoff;
 use crate::store::Database;
 use crate::worker::event::Event;
+use crate::worker::meter::Meter;
 
 /// Called for every event, from several threads.
 pub(crate) type OnEvent = Arc<dyn Fn(&Event<'_>) + Send + Sync>;
@@ -25,6 +26,7 @@ pub struct Builder {
     pub(crate) handlers: Handlers,
     pub(crate) settings: Settings,
     pub(crate) on_event: Option<OnEvent>,
+    pub(crate) meter: Option<Meter>,
     backoffs: Vec<(String, Backoff)>,
     /// The first mistake made while building, kept for `check` so that the chain of calls stays plain.
     mistake: Option<Error>,
@@ -123,6 +125,7 @@ impl Builder {
             handlers: Handlers::default(),
             settings: Settings::new(),
             on_event: None,
+            meter: None,
             backoffs: Vec::new(),
             mistake: None,
         }
@@ -196,6 +199,12 @@ impl Builder {
     /// Calls `listener` for every [`Event`]. It runs inside the worker, so it must return quickly.
     pub fn on_event(mut self, listener: impl Fn(&Event<'_>) + Send + Sync + 'static) -> Self {
         self.on_event = Some(Arc::new(listener));
+        self
+    }
+
+    /// Counts for metrics in `meter`, and shows there whether the worker is well. Default: nothing is counted.
+    pub fn meter(mut self, meter: &Meter) -> Self {
+        self.meter = Some(meter.clone());
         self
     }
 

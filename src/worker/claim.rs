@@ -128,6 +128,7 @@ impl Claimer {
         let Flight { incarnation, seq, permits, .. } = flight;
         let catch = match answer {
             Some(jobs) => {
+                self.shared.metered(|meter| meter.claimed(jobs.len()));
                 self.pause.reset();
                 self.busy = jobs.len() >= permits.slots.num_permits();
                 self.start(&incarnation, seq, jobs, permits)

@@ -22,6 +22,7 @@ use crate::store::{Beat, Pulse, Registration, Store, schema_status};
 use crate::worker::event::Event;
 use crate::worker::ledger::Holding;
 use crate::worker::listen::listen;
+use crate::worker::meter::Meter;
 use crate::worker::shared::{Incarnation, Shared};
 
 /// How long the farewell to Postgres may take. Without it the jobs left behind wait for their rescue.
@@ -80,6 +81,7 @@ async fn register(shared: &Shared) -> Result<Option<(Arc<Incarnation>, Store)>> 
                 shared.call_answered();
                 let (worker, incarnation) = (incarnation.worker, Arc::new(incarnation));
                 tracing::info!(%worker, queues = ?shared.settings.queues, "worker registered");
+                shared.metered(Meter::beaten);
                 shared.emit(&Event::Registered { worker });
                 shared.incarnation.send_replace(Some(incarnation.clone()));
                 return Ok(Some((incarnation, store)));
@@ -200,6 +202,7 @@ impl<'a> Heart<'a> {
         let stands = match answer {
             Ok(Some(pulse)) => {
                 self.shared.call_answered();
+                self.shared.metered(Meter::beaten);
                 self.pause.reset();
                 if !lease.renew(sent, pulse.expires_in, now) {
                     return Beaten::Over("the answer to the heartbeat came too late");

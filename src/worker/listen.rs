@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::error::Result;
 use crate::pause::Pause;
 use crate::store::{Listener, Notice};
+use crate::worker::meter::Hearing;
 use crate::worker::shared::Shared;
 
 /// Runs until it is dropped, or ends at once if there is no URL to listen on. Reads as fast as it can: a session that does not drain its socket would keep Postgres from
@@ -19,9 +20,11 @@ pub(crate) async fn listen(shared: Arc<Shared>) {
             Err(error) => error,
         };
         if !error.is_transient() && error.sqlstate().is_none() {
+            shared.metered(|meter| meter.hears(Hearing::Polling));
             tracing::info!(%error, "notifications cannot be heard; polling only");
             return;
         }
+        shared.metered(|meter| meter.hears(Hearing::Connecting));
         shared.call_failed(&error);
         tracing::debug!(%error, "notifications not heard; connecting again, polling meanwhile");
         tokio::time::sleep(pause.next()).await;
@@ -31,6 +34,7 @@ pub(crate) async fn listen(shared: Arc<Shared>) {
 /// One connection, until it breaks.
 async fn hear(shared: &Shared, pause: &mut Pause) -> Result<std::convert::Infallible> {
     let mut listener = Listener::connect(&shared.database).await?;
+    shared.metered(|meter| meter.hears(Hearing::Listening));
     shared.call_answered();
     pause.reset();
     // Whatever was said before LISTEN took effect was not heard: look.

@@ -16,6 +16,7 @@ mod heartbeat;
 mod interrupt;
 mod ledger;
 mod listen;
+mod meter;
 mod settle;
 pub(crate) mod shared;
 mod summary;
@@ -29,6 +30,7 @@ use tokio::time::timeout;
 
 pub use builder::Builder;
 pub use event::Event;
+pub use meter::{Hearing, Meter, Vitals};
 pub use summary::Summary;
 
 use crate::error::{Error, Result};
@@ -72,9 +74,9 @@ impl Builder {
     /// [`run`](Self::run) does after the first signal. Touches no signal handler. Dropping the future stops all handlers
     /// and releases their jobs.
     pub async fn run_until(self, shutdown: impl Future<Output = ()>) -> Result<Summary> {
-        let Self { database, handlers, settings, on_event, .. } = self.check()?;
+        let Self { database, handlers, settings, on_event, meter, .. } = self.check()?;
         let (shared, inbox) = Shared::new(settings, handlers, database, on_event);
-        let shared = Arc::new(shared);
+        let shared = Arc::new(shared.metered_by(meter)?);
         let mut crew = Crew {
             heartbeat: Some(heartbeat::start(shared.clone())?),
             claimer: tokio::spawn(claim::claim(shared.clone())),

@@ -12,7 +12,7 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use crate::context::Context;
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::handler::Handlers;
 use crate::lease::Lease;
 use crate::signal::Level;
@@ -20,6 +20,7 @@ use crate::store::{Database, Settlement, Store};
 use crate::worker::builder::{OnEvent, Settings};
 use crate::worker::event::Event;
 use crate::worker::ledger::Ledger;
+use crate::worker::meter::Meter;
 use crate::worker::summary::Tally;
 
 /// One registration of this process: an id that is never used again, its lease, and what it holds.
@@ -111,6 +112,8 @@ pub(crate) struct Shared {
     pub(crate) behind_gate: AtomicBool,
     disconnected: AtomicBool,
     on_event: Option<OnEvent>,
+    /// Counts for metrics, where somebody wants them.
+    pub(crate) meter: Option<Meter>,
 }
 
 /// Rows in a batch of the settler: beyond this a batch takes longer without making each row cheaper.
@@ -148,8 +151,27 @@ impl Shared {
             handlers,
             database,
             on_event,
+            meter: None,
         };
         (shared, inbox)
+    }
+
+    /// Counts for metrics, where somebody wants them.
+    pub(crate) fn metered(&self, count: impl FnOnce(&Meter)) {
+        if let Some(meter) = &self.meter {
+            count(meter);
+        }
+    }
+
+    /// The same from the start, by the queues and kinds that the worker serves. Errors if the meter is another worker's.
+    pub(crate) fn metered_by(mut self, meter: Option<Meter>) -> Result<Self> {
+        if let Some(meter) = &meter {
+            let served = (self.settings.queues.clone(), self.handlers.kinds());
+            let size = (self.settings.concurrency, self.settings.heartbeat());
+            meter.begin(served, size, self.incarnation.subscribe(), self.stop.clone())?;
+        }
+        self.meter = meter;
+        Ok(self)
     }
 
     /// The present incarnation, if there is one.
@@ -171,6 +193,7 @@ impl Shared {
     /// Counts the event and tells whoever listens. A listener that panics harms nobody.
     pub(crate) fn emit(&self, event: &Event<'_>) {
         self.tally.count(event);
+        self.metered(|meter| meter.count(event));
         if let Some(on_event) = &self.on_event
             && catch_unwind(AssertUnwindSafe(|| on_event(event))).is_err()
         {

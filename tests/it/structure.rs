@@ -13,6 +13,7 @@ const LAYERS: &[&str] = &[
     "job",
     "pause",
     "lease",
+    "metrics",
     "signal",
     "store",
     "client",
