@@ -1,14 +1,15 @@
 //! Posthouse: a Postgres job queue that LLM agents can depend on.
 //!
 //! The modules, in reading order: [`job`] (what is enqueued), [`outcome`] (what an attempt decides),
-//! [`retry`] (when the next attempt runs), [`client`] (enqueue and manage jobs), [`handler`] and [`context`]
-//! (what your code sees), [`admission`] (gates that calls of a handler pass), [`worker`] (claims jobs and runs
+//! [`retry`] (when the next attempt runs), [`cron`] (when schedules are due), [`client`] (enqueue and manage jobs),
+//! [`handler`] and [`context`] (what your code sees), [`admission`] (gates that calls of a handler pass), [`worker`] (claims jobs and runs
 //! handlers), [`metrics`] (what a worker counts),
 //! [`store`] (the only module that speaks SQL), [`error`].
 
 pub mod admission;
 pub mod client;
 pub mod context;
+pub mod cron;
 pub mod error;
 pub mod handler;
 pub mod job;
