@@ -280,8 +280,16 @@ create table posthouse.share (
 
 create table posthouse.sweep (
   name text not null,
-  ran_at timestamp with time zone not null,
-  took_ms double precision not null,
+  every interval not null,
+  pause double precision not null default 50,
+  ran_at timestamp with time zone not null default '-infinity'::timestamp with time zone,
+  took_ms double precision not null default 0,
+  more boolean not null default false,
+  runs bigint not null default 0,
+  failures bigint not null default 0,
+  failed_at timestamp with time zone,
+  error text,
+  failing_since timestamp with time zone,
   floor_at timestamp with time zone not null default '-infinity'::timestamp with time zone,
   constraint sweep_pkey PRIMARY KEY (name)
 ) with (fillfactor=50);
@@ -650,6 +658,20 @@ begin
     return false;
   end if;
   update posthouse.gate x set probe_job = begin_probe.job_id, probe_until = clock_timestamp() + interval '1 minute' where x.id = g.id;
+  return true;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.begin_sweep(part text)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+  if not posthouse.take_sweep(part) then
+    return false;
+  end if;
+  update posthouse.sweep s set ran_at = clock_timestamp(), more = false where s.name = part;
   return true;
 end $function$
 ;
@@ -1586,6 +1608,15 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.due_sweeps()
+ RETURNS SETOF text
+ LANGUAGE sql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+  select s.name from posthouse.sweep s where posthouse.is_due(s) order by s.ran_at, s.name
+$function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.end_isolation(dry_run boolean DEFAULT false)
  RETURNS SETOF text
  LANGUAGE plpgsql
@@ -1593,6 +1624,32 @@ CREATE OR REPLACE FUNCTION posthouse.end_isolation(dry_run boolean DEFAULT false
 AS $function$
 begin
   return query select posthouse.run_steps(array(select posthouse.isolation_end_steps()), dry_run);
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.end_sweep(part text, took_ms double precision, more boolean DEFAULT false, error text DEFAULT NULL::text)
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  was record;
+  now_at timestamptz := clock_timestamp();
+begin
+  select s.failing_since, s.failed_at into was from posthouse.sweep s where s.name = part;
+  update posthouse.sweep s
+  set ran_at = now_at, took_ms = end_sweep.took_ms, more = end_sweep.more and end_sweep.error is null, runs = s.runs + 1,
+    failures = s.failures + (end_sweep.error is not null)::int,
+    failed_at = case when end_sweep.error is null then s.failed_at else now_at end,
+    error = coalesce(posthouse.cap_text(end_sweep.error), s.error),
+    failing_since = case when end_sweep.error is not null then coalesce(s.failing_since, now_at) end
+  where s.name = part;
+  if error is not null and was.failing_since is not null then
+    perform posthouse.raise_alert('sweep', part, format('the sweep of %s fails since %s: %s', part,
+      to_char(was.failing_since at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"'), error), jsonb_build_object('sweep', part));
+  elsif error is null and was.failed_at > was.failing_since then
+    perform posthouse.resolve_alert('sweep', part);
+  end if;
 end $function$
 ;
 
@@ -2648,6 +2705,15 @@ CREATE OR REPLACE FUNCTION posthouse.is_attempt(o jsonb)
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
   select coalesce(jsonb_typeof(o) = 'object' and (o ->> 'id') ~ '^[0-9]{1,18}$' and (o ->> 'fence') ~ '^[0-9]{1,9}$', false)
+$function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.is_due(s posthouse.sweep)
+ RETURNS boolean
+ LANGUAGE sql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+  select s.ran_at <= clock_timestamp() - greatest(case when s.more then interval '0' else s.every end, s.took_ms * s.pause * interval '1 millisecond')
 $function$
 ;
 
@@ -3862,6 +3928,9 @@ AS $function$
     ('worker_beats', 'owner', array['worker']),
     ('rescue', 'owner', array['worker']),
     ('tidy', 'owner', array['worker']),
+    ('due_sweeps', 'owner', array['worker']),
+    ('begin_sweep', 'owner', array['worker']),
+    ('end_sweep', 'owner', array['worker']),
     ('admit', 'owner', array['worker']),
     ('admitted', 'owner', array['worker']),
     ('begin_probe', 'owner', array['worker']),
@@ -3886,6 +3955,7 @@ AS $function$
     ('usage_by_day', 'view', array['read', 'operate']),
     ('workers', 'view', array['read', 'operate']),
     ('gates', 'view', array['worker', 'read', 'operate']),
+    ('sweeps', 'view', array['worker', 'read', 'operate']),
     ('tenants', 'view', array['read', 'operate']),
     ('alerts', 'view', array['read', 'operate']),
     ('alert_rules', 'view', array['read', 'operate']),
@@ -4936,17 +5006,28 @@ begin
 end $function$
 ;
 
-CREATE OR REPLACE FUNCTION posthouse.sweep_due(name text, every interval, pause double precision DEFAULT 50)
- RETURNS boolean
+CREATE OR REPLACE FUNCTION posthouse.sweep_part(part text, OUT more boolean, OUT alerts jsonb)
+ RETURNS record
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
+ SET jit TO 'off'
+ SET lock_timeout TO '2s'
 AS $function$
 begin
-  update posthouse.sweep s set ran_at = clock_timestamp()
-  where s.name = (select x.name from posthouse.sweep x
-    where x.name = sweep_due.name and x.ran_at <= clock_timestamp() - greatest(every, x.took_ms * pause * interval '1 millisecond')
-    for update skip locked);
-  return found;
+  more := false;
+  alerts := '[]';
+  case part
+    when 'stragglers' then perform posthouse.rescue_stragglers();
+    when 'gates' then perform posthouse.wake_missed();
+    when 'shares' then perform posthouse.make_shares();
+    when 'folds' then perform posthouse.fold();
+    when 'usage' then perform posthouse.fold_usage();
+    when 'partitions' then perform posthouse.partitions_ahead();
+    when 'tombstones' then more := posthouse.forget() >= 10000;
+    when 'watch' then perform posthouse.watch();
+    when 'alerts' then alerts := posthouse.tell_alerts();
+    when 'floors' then perform posthouse.advance_floors();
+  end case;
 end $function$
 ;
 
@@ -5452,6 +5533,19 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.take_sweep(part text)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+  -- Look before and after the lock: most often nothing is due.
+  return exists (select from posthouse.sweep s where s.name = part and posthouse.is_due(s))
+    and pg_try_advisory_xact_lock(1346912004, hashtext(part))
+    and exists (select from posthouse.sweep s where s.name = part and posthouse.is_due(s));
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.tell_alert(a posthouse.alert, OUT message jsonb, OUT job bigint)
  RETURNS record
  LANGUAGE plpgsql
@@ -5532,48 +5626,42 @@ begin
 end $function$
 ;
 
-CREATE OR REPLACE FUNCTION posthouse.tidy()
+CREATE OR REPLACE FUNCTION posthouse.tidy(part text DEFAULT NULL::text)
  RETURNS jsonb
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
- SET jit TO 'off'
 AS $function$
 declare
-  part text;
+  -- Floors come last, since they hold off whoever gives jobs back to the front of the line until the end of this transaction.
+  parts constant text[] := array['stragglers', 'gates', 'shares', 'folds', 'usage', 'partitions', 'tombstones', 'watch', 'alerts', 'floors'];
+  one text;
   began timestamptz;
-  alerts jsonb;
+  left_some boolean;
+  told jsonb;
+  failure text;
+  alerts jsonb := '[]';
+  failed jsonb := '[]';
+  more boolean := false;
 begin
   perform posthouse.check_isolation();
-  -- Floors come last, since they hold off whoever gives jobs back to the front of the line until the end of this transaction.
-  foreach part in array array['stragglers', 'gates', 'shares', 'folds', 'usage', 'partitions', 'tombstones', 'watch', 'alerts', 'floors'] loop
+  foreach one in array parts loop
+    continue when one <> tidy.part or not posthouse.take_sweep(one);
     began := clock_timestamp();
-    continue when not case part
-      when 'floors' then posthouse.sweep_due(part, interval '1 second')
-      when 'stragglers' then posthouse.sweep_due(part, interval '15 seconds')
-      -- Work for each job, not housekeeping: it must keep up with the workers.
-      when 'tombstones' then posthouse.sweep_due(part, interval '1 second', 4)
-      when 'alerts' then posthouse.sweep_due(part, interval '2 seconds')
-      when 'gates' then posthouse.sweep_due(part, interval '2 seconds', 20)
-      else posthouse.sweep_due(part, interval '10 seconds') end;
+    failure := null;
     begin
-      case part
-        when 'stragglers' then perform posthouse.rescue_stragglers();
-        when 'gates' then perform posthouse.wake_missed();
-        when 'shares' then perform posthouse.make_shares();
-        when 'folds' then perform posthouse.fold();
-        when 'usage' then perform posthouse.fold_usage();
-        when 'partitions' then perform posthouse.partitions_ahead();
-        when 'tombstones' then perform posthouse.forget();
-        when 'watch' then perform posthouse.watch();
-        when 'alerts' then alerts := posthouse.tell_alerts();
-        when 'floors' then perform posthouse.advance_floors();
-      end case;
-    exception when others then
-      raise warning 'posthouse: the sweep of % failed and comes again: %', part, sqlerrm;
+      select p.more, p.alerts into left_some, told from posthouse.sweep_part(one) p;
+      alerts := alerts || told;
+      more := more or left_some;
+    -- A statement_timeout too: else it would come again for ever, and nobody would know.
+    exception when query_canceled or others then
+      failure := sqlerrm;
+      left_some := false;
+      failed := failed || jsonb_build_object('sweep', one, 'error', failure);
+      raise warning 'posthouse: the sweep of % failed and comes again: %', one, failure;
     end;
-    update posthouse.sweep s set took_ms = extract(epoch from clock_timestamp() - began) * 1000 where s.name = part;
+    perform posthouse.end_sweep(one, extract(epoch from clock_timestamp() - began) * 1000, left_some, failure);
   end loop;
-  return coalesce(alerts, '[]');
+  return jsonb_build_object('alerts', alerts, 'failed', failed, 'more', more);
 end $function$
 ;
 
@@ -6383,6 +6471,20 @@ create view posthouse.queues as
          SELECT q_1.name
            FROM posthouse.queue q_1) n
      LEFT JOIN posthouse.queue q ON q.name = n.name;
+
+create view posthouse.sweeps as
+ SELECT s.name,
+    NULLIF(s.ran_at, '-infinity'::timestamp with time zone) AS ran_at,
+    s.took_ms,
+    s.every,
+    s.runs,
+    s.failures,
+    s.failing_since IS NOT NULL AS failing,
+    s.failing_since,
+    s.failed_at,
+    s.error,
+    s.ran_at < (clock_timestamp() - GREATEST(s.every, s.took_ms * s.pause * '00:00:00.001'::interval) - '00:01:00'::interval) AS late
+   FROM posthouse.sweep s;
 
 create view posthouse.tenants as
  SELECT t.name AS tenant,

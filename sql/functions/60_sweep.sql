@@ -1,18 +1,79 @@
--- The sweep: housekeeping that any worker process may run at any time, in bounded pieces. Each piece runs at most once an
--- interval in the whole fleet.
+-- The sweep: housekeeping that any worker process may run at any time, in bounded pieces. Each part runs at most once an
+-- interval in the whole fleet, in a transaction of its own where a worker of the library runs it; a part that fails is counted, comes
+-- again, and keeps no other from running.
+--
+-- A part is a row of posthouse.sweep. What one transaction can do is also named in posthouse.tidy() and posthouse.sweep_part();
+-- what takes several transactions, or code that Postgres has not, is run by the library between posthouse.begin_sweep() and
+-- posthouse.end_sweep().
 
--- Whether a piece of the sweep is due; if so it is this caller's. The interval grows to `pause` times what the piece took last
--- time, so that it stays below a fiftieth of one core, unless a piece is given more.
-create or replace function posthouse.sweep_due(name text, every interval, pause float8 default 50) returns boolean
+-- Whether a part is due. The interval grows to `pause` times what the part took last time, so that it stays below a fiftieth of one
+-- core, unless a part is given more.
+create or replace function posthouse.is_due(s posthouse.sweep) returns boolean
+language sql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+  select s.ran_at <= clock_timestamp() - greatest(case when s.more then interval '0' else s.every end, s.took_ms * s.pause * interval '1 millisecond')
+$$;
+
+-- The parts that are due, those that waited longest first. Also those that this schema leaves to the library.
+create or replace function posthouse.due_sweeps() returns setof text
+language sql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+  select s.name from posthouse.sweep s where posthouse.is_due(s) order by s.ran_at, s.name
+$$;
+
+-- Whether a part is due and nobody else is at it. If so it is this caller's until the end of the transaction: no session is needed, and
+-- poolers may stand between.
+create or replace function posthouse.take_sweep(part text) returns boolean
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  update posthouse.sweep s set ran_at = clock_timestamp()
-  where s.name = (select x.name from posthouse.sweep x
-    where x.name = sweep_due.name and x.ran_at <= clock_timestamp() - greatest(every, x.took_ms * pause * interval '1 millisecond')
-    for update skip locked);
-  return found;
+  -- Look before and after the lock: most often nothing is due.
+  return exists (select from posthouse.sweep s where s.name = part and posthouse.is_due(s))
+    and pg_try_advisory_xact_lock(1346912004, hashtext(part))
+    and exists (select from posthouse.sweep s where s.name = part and posthouse.is_due(s));
+end $$;
+
+-- Take a part that is run in several transactions: it counts as run from now on, so that nobody else begins it before its interval is over.
+-- Its pieces must be fit to be run by two at once all the same. False: it is not due.
+create or replace function posthouse.begin_sweep(part text) returns boolean
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if not posthouse.take_sweep(part) then
+    return false;
+  end if;
+  update posthouse.sweep s set ran_at = clock_timestamp(), more = false where s.name = part;
+  return true;
+end $$;
+
+-- Write down how a run of a part went. `error` says why it failed (null: it did not), `more` that it left some to do. Who looks after the
+-- queue is told when a part fails twice in a row, and when that is over.
+create or replace function posthouse.end_sweep(part text, took_ms float8, more boolean default false, error text default null) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  was record;
+  now_at timestamptz := clock_timestamp();
+begin
+  select s.failing_since, s.failed_at into was from posthouse.sweep s where s.name = part;
+  update posthouse.sweep s
+  set ran_at = now_at, took_ms = end_sweep.took_ms, more = end_sweep.more and end_sweep.error is null, runs = s.runs + 1,
+    failures = s.failures + (end_sweep.error is not null)::int,
+    failed_at = case when end_sweep.error is null then s.failed_at else now_at end,
+    error = coalesce(posthouse.cap_text(end_sweep.error), s.error),
+    failing_since = case when end_sweep.error is not null then coalesce(s.failing_since, now_at) end
+  where s.name = part;
+  if error is not null and was.failing_since is not null then
+    perform posthouse.raise_alert('sweep', part, format('the sweep of %s fails since %s: %s', part,
+      to_char(was.failing_since at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"'), error), jsonb_build_object('sweep', part));
+  elsif error is null and was.failed_at > was.failing_since then
+    perform posthouse.resolve_alert('sweep', part);
+  end if;
 end $$;
 
 -- When the oldest transaction began that writes to `job` and is still open (-infinity: not known); else now.
@@ -145,47 +206,69 @@ begin
   end if;
 end $$;
 
--- Do whatever part of the sweep is due. Called by every worker process every second or so; cheap when there is nothing to do.
--- A part that fails is told in a warning and comes again; the others go on. Answers with the alerts that it told, for the log.
-create or replace function posthouse.tidy() returns jsonb
+-- Run one of the parts that one transaction can do. `more`: it left some to do. `alerts`: what it told.
+create or replace function posthouse.sweep_part(part text, out more boolean, out alerts jsonb)
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
+-- Nothing here is worth to wait for somebody for long; it comes again.
+set lock_timeout = '2s'
+as $$
+begin
+  more := false;
+  alerts := '[]';
+  case part
+    when 'stragglers' then perform posthouse.rescue_stragglers();
+    when 'gates' then perform posthouse.wake_missed();
+    when 'shares' then perform posthouse.make_shares();
+    when 'folds' then perform posthouse.fold();
+    when 'usage' then perform posthouse.fold_usage();
+    when 'partitions' then perform posthouse.partitions_ahead();
+    when 'tombstones' then more := posthouse.forget() >= 10000;
+    when 'watch' then perform posthouse.watch();
+    when 'alerts' then alerts := posthouse.tell_alerts();
+    when 'floors' then perform posthouse.advance_floors();
+  end case;
+end $$;
+
+-- Do whatever part of the sweep is due, or only `part`, if it is. For workers that speak SQL: to be called every second or so; cheap when
+-- there is nothing to do. Those of the library call it for one part at a time.
+--
+-- A part that fails is told in a warning and comes again; the others go on. Answers with the alerts that were told now, with what failed,
+-- and whether there is more to do at once.
+create or replace function posthouse.tidy(part text default null) returns jsonb
+language plpgsql
+set search_path = pg_catalog, pg_temp
 as $$
 declare
-  part text;
+  -- Floors come last, since they hold off whoever gives jobs back to the front of the line until the end of this transaction.
+  parts constant text[] := array['stragglers', 'gates', 'shares', 'folds', 'usage', 'partitions', 'tombstones', 'watch', 'alerts', 'floors'];
+  one text;
   began timestamptz;
-  alerts jsonb;
+  left_some boolean;
+  told jsonb;
+  failure text;
+  alerts jsonb := '[]';
+  failed jsonb := '[]';
+  more boolean := false;
 begin
   perform posthouse.check_isolation();
-  -- Floors come last, since they hold off whoever gives jobs back to the front of the line until the end of this transaction.
-  foreach part in array array['stragglers', 'gates', 'shares', 'folds', 'usage', 'partitions', 'tombstones', 'watch', 'alerts', 'floors'] loop
+  foreach one in array parts loop
+    continue when one <> tidy.part or not posthouse.take_sweep(one);
     began := clock_timestamp();
-    continue when not case part
-      when 'floors' then posthouse.sweep_due(part, interval '1 second')
-      when 'stragglers' then posthouse.sweep_due(part, interval '15 seconds')
-      -- Work for each job, not housekeeping: it must keep up with the workers.
-      when 'tombstones' then posthouse.sweep_due(part, interval '1 second', 4)
-      when 'alerts' then posthouse.sweep_due(part, interval '2 seconds')
-      when 'gates' then posthouse.sweep_due(part, interval '2 seconds', 20)
-      else posthouse.sweep_due(part, interval '10 seconds') end;
+    failure := null;
     begin
-      case part
-        when 'stragglers' then perform posthouse.rescue_stragglers();
-        when 'gates' then perform posthouse.wake_missed();
-        when 'shares' then perform posthouse.make_shares();
-        when 'folds' then perform posthouse.fold();
-        when 'usage' then perform posthouse.fold_usage();
-        when 'partitions' then perform posthouse.partitions_ahead();
-        when 'tombstones' then perform posthouse.forget();
-        when 'watch' then perform posthouse.watch();
-        when 'alerts' then alerts := posthouse.tell_alerts();
-        when 'floors' then perform posthouse.advance_floors();
-      end case;
-    exception when others then
-      raise warning 'posthouse: the sweep of % failed and comes again: %', part, sqlerrm;
+      select p.more, p.alerts into left_some, told from posthouse.sweep_part(one) p;
+      alerts := alerts || told;
+      more := more or left_some;
+    -- A statement_timeout too: else it would come again for ever, and nobody would know.
+    exception when query_canceled or others then
+      failure := sqlerrm;
+      left_some := false;
+      failed := failed || jsonb_build_object('sweep', one, 'error', failure);
+      raise warning 'posthouse: the sweep of % failed and comes again: %', one, failure;
     end;
-    update posthouse.sweep s set took_ms = extract(epoch from clock_timestamp() - began) * 1000 where s.name = part;
+    perform posthouse.end_sweep(one, extract(epoch from clock_timestamp() - began) * 1000, left_some, failure);
   end loop;
-  return coalesce(alerts, '[]');
+  return jsonb_build_object('alerts', alerts, 'failed', failed, 'more', more);
 end $$;

@@ -227,12 +227,23 @@ create table posthouse.id_range (
   upper bigint not null unique
 );
 
--- When the parts of the sweep last ran, for the whole fleet.
+-- The parts of the sweep: how often each runs in the whole fleet, and how its last run was.
 create table posthouse.sweep (
   name     text primary key,
-  ran_at   timestamptz not null,
-  took_ms  double precision not null,
+  every    interval not null,         -- between two runs,
+  pause    double precision not null default 50, -- or so many times what the last one took, if that is longer
+  ran_at   timestamptz not null default '-infinity',
+  took_ms  double precision not null default 0,
+  more     boolean not null default false, -- the last run left some to do: the next comes after the pause
+  runs     bigint not null default 0,
+  failures bigint not null default 0, -- of the runs
+  failed_at timestamptz,              -- the last of them,
+  error    text,                      -- and what it said
+  failing_since timestamptz,          -- the first failure since a run that did not fail; null: the last one did not
   floor_at timestamptz not null default '-infinity' -- what is older has been swept, and is not looked at again
 ) with (fillfactor = 50);
-insert into posthouse.sweep (name, ran_at, took_ms)
-select n, '-infinity', 0 from unnest(array['floors', 'stragglers', 'partitions', 'folds', 'tombstones']) n;
+insert into posthouse.sweep (name, every, pause) values
+  ('rescue', '10 seconds', 0), ('floors', '1 second', 50), ('stragglers', '15 seconds', 50), ('partitions', '10 seconds', 50),
+  ('folds', '10 seconds', 50),
+  -- Work for each job, not housekeeping: it must keep up with the workers.
+  ('tombstones', '1 second', 4);

@@ -75,4 +75,4 @@ create table posthouse.share (
 ) with (fillfactor = 50);
 alter table posthouse.queue add column fair_by text not null default 'jobs', -- or tokens
   add column serial_by text;            -- jobs that share this field of their payload run one at a time
-insert into posthouse.sweep (name, ran_at, took_ms) select n, '-infinity', 0 from unnest(array['gates', 'shares']) n;
+insert into posthouse.sweep (name, every, pause) values ('gates', '2 seconds', 20), ('shares', '10 seconds', 50);

@@ -34,4 +34,4 @@ create table posthouse.usage_day (
   primary key (day, tenant, queue, kind, model)
 ) with (fillfactor = 50);
 
-insert into posthouse.sweep (name, ran_at, took_ms) values ('usage', '-infinity', 0);
+insert into posthouse.sweep (name, every) values ('usage', '10 seconds');

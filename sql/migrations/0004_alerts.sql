@@ -53,8 +53,5 @@ create table posthouse.alert_webhook (
 insert into posthouse.alert_webhook values (true, false, null, clock_timestamp());
 
 -- Dead letters from before are no news.
-insert into posthouse.sweep (name, ran_at, took_ms, floor_at) values
-  ('watch', '-infinity', 0, '-infinity'), ('alerts', '-infinity', 0, clock_timestamp());
-
--- It answers with what it told now.
-drop function if exists posthouse.tidy();
+insert into posthouse.sweep (name, every, floor_at) values
+  ('watch', '10 seconds', '-infinity'), ('alerts', '2 seconds', clock_timestamp());

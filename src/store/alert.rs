@@ -8,7 +8,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::{Json, Type};
 
 use super::connection::{Store, p};
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// The kind of the jobs that carry alerts to the webhook. Their queue and their tenant are [`WEBHOOK_QUEUE`].
 pub const WEBHOOK_KIND: &str = "posthouse.webhook";
@@ -175,10 +175,4 @@ impl Store {
     pub async fn test_alert(&self) -> Result<Option<i64>> {
         Ok(self.call_one("select posthouse.test_alert()", Vec::new()).await?.try_get(0)?)
     }
-}
-
-/// The messages in the answer of a sweep.
-pub(super) fn messages(row: &Row) -> Result<Vec<AlertMessage>> {
-    let Json(value): Json<Value> = row.try_get(0)?;
-    serde_json::from_value(value).map_err(Error::from)
 }

@@ -38,7 +38,7 @@ pub use migrate::{Migration, SchemaStatus, migrate, schema_sql, schema_status};
 pub use operate::{DeadFilter, Reason};
 pub use retention::QueueSettings;
 pub use settle::{Settled, Settlement, Verdict};
-pub use sweep::{Rescued, WorkerBeat};
+pub use sweep::{FailedSweep, Rescued, SweepRecord, Tidied, WorkerBeat};
 pub use usage::{UsageBy, UsageFilter, UsageReport, UsageRow};
 
 pub(crate) use enqueue::{MANY_MAX, enqueue_in};

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio_postgres::types::{Json, Type};
 use uuid::Uuid;
 
-use super::alert::{AlertMessage, messages};
+use super::alert::AlertMessage;
 use super::connection::{Store, p};
 use crate::error::Result;
 
@@ -30,6 +31,53 @@ pub struct Rescued {
     pub jobs: i32,
     /// There are more: call again.
     pub more: bool,
+}
+
+/// What a call of [`Store::tidy`] did.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+pub struct Tidied {
+    /// The alerts that were told now.
+    pub alerts: Vec<AlertMessage>,
+    /// The parts that failed. They come again.
+    pub failed: Vec<FailedSweep>,
+    /// There is more to do at once.
+    pub more: bool,
+}
+
+/// A part of the sweep that failed. It is counted and comes again.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct FailedSweep {
+    /// The part.
+    pub sweep: String,
+    /// What it said.
+    pub error: String,
+}
+
+/// A part of the sweep as the view `posthouse.sweeps` shows it, for the whole fleet. Times are as Postgres writes them in JSON.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SweepRecord {
+    /// The part.
+    pub name: String,
+    /// When its last run ended. `None`: it has not run yet.
+    pub ran_at: Option<String>,
+    /// What its last run took, in milliseconds; of one in several transactions, all of them.
+    pub took_ms: f64,
+    /// How often it is to run, in milliseconds. Less often if it takes long.
+    pub every_ms: f64,
+    /// How often it ran.
+    pub runs: i64,
+    /// How often it failed.
+    pub failures: i64,
+    /// Its last run failed.
+    pub failing: bool,
+    /// The first failure since a run that did not fail.
+    pub failing_since: Option<String>,
+    /// The last failure, also if it is over.
+    pub failed_at: Option<String>,
+    /// What the last failure said, also if it is over.
+    pub error: Option<String>,
+    /// It should have run more than a minute ago: nobody sweeps, or it does not get its turn.
+    pub late: bool,
 }
 
 impl Store {
@@ -66,8 +114,39 @@ impl Store {
         Ok(Rescued { jobs: row.try_get(0)?, more: row.try_get(1)? })
     }
 
-    /// Do whatever other housekeeping is due. Cheap when nothing is. Answers with the alerts that were told now, for the log.
-    pub async fn tidy(&self) -> Result<Vec<AlertMessage>> {
-        messages(&self.call_one("select posthouse.tidy()", Vec::new()).await?)
+    /// The parts of the sweep that are due, those that waited longest first.
+    pub async fn due_sweeps(&self) -> Result<Vec<String>> {
+        let rows = self.call("select posthouse.due_sweeps()", Vec::new()).await?;
+        rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
+    }
+
+    /// Do what is due of the housekeeping that Postgres does by itself, or only one part of it. Cheap when nothing is.
+    pub async fn tidy(&self, part: Option<&str>) -> Result<Tidied> {
+        let row = self.call_one("select posthouse.tidy($1)", vec![p(part.map(str::to_owned), Type::TEXT)]).await?;
+        Ok(row.try_get::<_, Json<_>>(0)?.0)
+    }
+
+    /// Take a part of the sweep that needs several transactions. `false`: it is not due, or somebody else took it.
+    pub async fn begin_sweep(&self, part: &str) -> Result<bool> {
+        let parameters = vec![p(part.to_owned(), Type::TEXT)];
+        Ok(self.call_one("select posthouse.begin_sweep($1)", parameters).await?.try_get(0)?)
+    }
+
+    /// Write down how a run of a part went: what it took, and whether it left something to do or why it failed.
+    pub async fn end_sweep(&self, part: &str, took: Duration, ran: std::result::Result<bool, &str>) -> Result<()> {
+        let parameters = vec![
+            p(part.to_owned(), Type::TEXT),
+            p(took.as_secs_f64() * 1e3, Type::FLOAT8),
+            p(ran.unwrap_or(false), Type::BOOL),
+            p(ran.err().map(str::to_owned), Type::TEXT),
+        ];
+        self.call_one("select posthouse.end_sweep($1, $2, $3, $4)", parameters).await.map(|_| ())
+    }
+
+    /// The parts of the sweep, for the whole fleet.
+    pub async fn sweeps(&self) -> Result<Vec<SweepRecord>> {
+        let sql = "select to_jsonb(s.*) - 'every' || jsonb_build_object('every_ms', extract(epoch from s.every) * 1000)
+                   from posthouse.sweeps s order by s.name";
+        self.call(sql, Vec::new()).await?.iter().map(|row| Ok(row.try_get::<_, Json<_>>(0)?.0)).collect()
     }
 }

@@ -115,7 +115,7 @@ async fn every_call_works_through_a_transaction_mode_pooler_among_noisy_neighbou
         assert!(!pulse.unwrap().mismatch);
         let outcomes: Vec<_> = claimed.iter().map(|j| Settlement::new(j.id, j.fence, Outcome::done(&round))).collect();
         assert!(store.settle(worker, &outcomes).await.unwrap().iter().all(|s| s.verdict == Verdict::Applied));
-        store.tidy().await.unwrap();
+        store.tidy(None).await.unwrap();
     }
     stop.store(true, Ordering::Relaxed);
     for task in noise {

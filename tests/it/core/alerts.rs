@@ -10,7 +10,7 @@ use crate::harness::{SOON, wait_until};
 /// Sweep, whatever is due; the answer is what was told.
 async fn sweep(s: &Session) -> Vec<AlertMessage> {
     s.run("update posthouse.sweep set ran_at = '-infinity'").await;
-    serde_json::from_value(s.get::<Value>("select posthouse.tidy()").await).unwrap()
+    serde_json::from_value(s.get::<Value>("select posthouse.tidy() -> 'alerts'").await).unwrap()
 }
 
 /// What was told, in short: kind, subject, how often since it was told last.

@@ -24,4 +24,5 @@ mod serial;
 mod settle;
 mod shares;
 mod support;
+mod sweeps;
 mod usage;

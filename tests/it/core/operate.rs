@@ -286,31 +286,6 @@ async fn floors_rise_to_the_oldest_job_and_stragglers_are_found() {
 }
 
 #[tokio::test]
-async fn the_sweep_runs_each_part_once_an_interval_in_the_fleet() {
-    let (queue, s) = Queue::with_session().await;
-    let other = queue.session().await;
-    s.run(TIDY).await;
-    // Those that run every second or two are left out.
-    let rare = "select extract(epoch from ran_at)::float8 from posthouse.sweep
-      where name not in ('floors', 'tombstones', 'alerts') order by name";
-    let first: Vec<f64> = s.list(rare).await;
-    s.run("select posthouse.tidy(); select posthouse.tidy()").await;
-    assert_eq!(s.list::<f64>(rare).await, first);
-    // A second sweeper goes around what another one does, instead of waiting for it.
-    s.run("update posthouse.sweep set ran_at = '-infinity'; begin; select posthouse.tidy()").await;
-    other.run("set lock_timeout = '2s'; select posthouse.sweep_due('floors', '1 second'), posthouse.sweep_due('folds', '1 second')").await;
-    s.run("commit").await;
-    // Partitions are made a million ids ahead.
-    s.run("select setval('posthouse.job_id_seq', 950000)").await;
-    s.run(TIDY).await;
-    assert!(s.get::<i64>("select max(upper) from posthouse.id_range").await > 1_950_000);
-    let made = s
-        .count("pg_inherits where inhparent = any(array['posthouse.payload'::regclass, 'posthouse.archive'::regclass])")
-        .await;
-    assert_eq!(made, 2 * s.count("posthouse.id_range").await);
-}
-
-#[tokio::test]
 async fn a_part_of_the_sweep_that_fails_holds_up_no_other() {
     let (_queue, s) = Queue::with_session().await;
     s.run("select posthouse.enqueue('k')").await;

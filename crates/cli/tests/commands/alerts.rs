@@ -20,7 +20,7 @@ async fn open_alerts_are_listed_and_stand_in_the_status() {
             store.raise_alert("budget", "tenant:a", "half is \u{1b}[2Jspent", &json!({"share": 0.5})).await.unwrap()
         );
     }
-    let told = store.tidy().await.unwrap();
+    let told = store.tidy(None).await.unwrap().alerts;
     assert_eq!((told.len(), told[0].data.count, &told[0].data.detail), (1, 3, &json!({"share": 0.5})));
     let listed = queue.run(&["alert", "list", "--json"]).fine().json();
     assert_eq!((&listed["alerts"][0]["kind"], &listed["alerts"][0]["count"]), (&json!("budget"), &json!(3)));
@@ -29,7 +29,7 @@ async fn open_alerts_are_listed_and_stand_in_the_status() {
     assert!(status.contains("alert budget: half is  [2Jspent (3 times, "), "{status}");
     store.resolve_alert("budget", "tenant:a").await.unwrap();
     queue.sql("update posthouse.sweep set ran_at = '-infinity'").await;
-    store.tidy().await.unwrap();
+    store.tidy(None).await.unwrap();
     assert_eq!(queue.run(&["alert", "list", "--json"]).fine().json()["alerts"], json!([]));
     assert_eq!(queue.texts("select subject from posthouse.alerts where resolved_at is not null").await, ["tenant:a"]);
     let all = queue.run(&["alert", "list", "--all"]).fine().stdout;
