@@ -256,6 +256,7 @@ impl Lane<'_> {
                 let mut answer = Box::new(answer);
                 stop.price.fill(&mut answer.usage, Some(&answer.model));
                 log_answer(&answer);
+                stop.meter.answered(&answer);
                 self.pass.answered();
                 Ok(answer)
             }
@@ -263,6 +264,7 @@ impl Lane<'_> {
                 stop.price.fill(&mut error.usage, None);
                 error.endpoint = Some(stop.endpoint.provider.clone());
                 error.model = Some(stop.endpoint.model.clone());
+                stop.meter.failed(&error);
                 Box::pin(heed(stop, &self.pass, &mut error)).await;
                 if error.status.is_some() {
                     self.pass.heard();

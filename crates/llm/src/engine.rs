@@ -5,6 +5,7 @@ use crate::attempt::{Request, Walk};
 use crate::config::{Config, ConfigError, Kind, list};
 use crate::error::{CallError, ErrorClass};
 use crate::gate::{DatabaseGates, EndpointGates, Gates};
+use crate::meter::CallMeter;
 use crate::prompt_kind::{CHAT, Prompt, PromptKind, SUMMARIZE};
 use crate::redact::Redactor;
 use crate::route::{Model, models};
@@ -159,6 +160,12 @@ impl Engine {
             max_output_tokens: kind.max_output_tokens().or(self.inner.models[&kind.model].max_output_tokens),
         };
         self.inner.kinds.iter().map(gates).collect()
+    }
+
+    /// What is counted of each endpoint, by its provider's name and the model's name there.
+    pub(crate) fn meters(&self) -> impl Iterator<Item = ((&str, &str), &CallMeter)> {
+        let stops = self.inner.models.values().flat_map(|model| &model.route);
+        stops.map(|stop| (stop.asked(), &*stop.meter)).collect::<BTreeMap<_, _>>().into_iter()
     }
 
     /// What removes this engine's keys from a text.

@@ -7,7 +7,7 @@
 //! 2. `prompt_kind` (with `template`, `body`, `schema`): from payload to request.
 //! 3. `call` (with `transport`, `clock`, `stream`): one HTTP request, its stream and its timeouts.
 //! 4. `assembly`, `judge` and `answer`: what is an answer. `classify`, `hint`, `error`: what is a failure, and what to do about it.
-//!    `price`: what it cost.
+//!    `price`: what it cost. `meter`: all of them counted.
 //! 5. `route`, `attempt` and `hedge`: who is asked, and who next; `trail`: who was. `gate`: who was told "not now" does not ask
 //!    again at once, and neither does anybody else. `secret`, `redact`: keys are seen by nobody.
 //! 6. `handler`: the joint to the queue. `sim`: a provider that behaves as badly as told.
@@ -28,6 +28,7 @@ mod hedge;
 pub mod hint;
 mod http;
 mod judge;
+mod meter;
 mod millis;
 pub mod price;
 mod prompt_kind;

@@ -2,6 +2,7 @@
 
 use crate::config::{Config, ConfigError, Endpoint, Timeouts};
 use crate::gate::EndpointGate;
+use crate::meter::CallMeter;
 use crate::price::{Prices, Quote};
 use crate::secret::Secret;
 use crate::transport::{Environment, Transport, tls_config};
@@ -26,6 +27,7 @@ pub(crate) struct Stop {
     pub(crate) gate: Arc<EndpointGate>,
     pub(crate) credit_pause: Duration,
     pub(crate) price: Quote,
+    pub(crate) meter: Arc<CallMeter>,
 }
 
 impl Model {
@@ -67,6 +69,7 @@ pub(crate) fn models(
     let prices = Prices::from_config(config)?;
     let mut transports: BTreeMap<(String, u64), Arc<Transport>> = BTreeMap::new();
     let mut gates: BTreeMap<(String, String), Arc<EndpointGate>> = BTreeMap::new();
+    let mut meters: BTreeMap<(String, String), Arc<CallMeter>> = BTreeMap::new();
     let mut models = BTreeMap::new();
     for (name, model) in &config.models {
         let mut route = Vec::new();
@@ -82,13 +85,16 @@ pub(crate) fn models(
                     transports.entry(key).or_insert(Arc::new(made)).clone()
                 }
             };
-            let gate = gates.entry((endpoint.provider.clone(), endpoint.model.clone())).or_insert_with(|| {
+            let names = (endpoint.provider.clone(), endpoint.model.clone());
+            let meter = meters.entry(names.clone()).or_default().clone();
+            let gate = gates.entry(names).or_insert_with(|| {
                 let key = transport.key_mark.as_deref().filter(|_| provider.gate_by_key);
                 Arc::new(EndpointGate::new(gate_name(&endpoint, key)))
             });
             route.push(Stop {
                 price: prices.quote(name, &endpoint),
                 gate: gate.clone(),
+                meter,
                 endpoint,
                 transport,
                 credit_pause: Duration::from_millis(provider.credit_pause_ms),
