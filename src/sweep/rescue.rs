@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 use crate::error::Result;
+use crate::event::{Emit, Event};
 use crate::store::{Store, WorkerBeat};
 
 /// Jobs moved in one statement: some milliseconds of locks.
@@ -37,16 +38,16 @@ impl Rescue {
         (shortest / 3).clamp(BOUNDS.0, BOUNDS.1)
     }
 
-    /// Looks once and rescues what there is to rescue.
-    pub(crate) async fn run(&mut self, store: &Store) -> Result<()> {
-        let result = self.look_and_rescue(store).await;
+    /// Looks once and rescues all there is to rescue.
+    pub(super) async fn run(&mut self, store: &Store, emit: &Emit) -> Result<bool> {
+        let result = self.look_and_rescue(store, emit).await;
         if result.is_err() {
             self.seen.clear();
         }
-        result
+        result.map(|()| false)
     }
 
-    async fn look_and_rescue(&mut self, store: &Store) -> Result<()> {
+    async fn look_and_rescue(&mut self, store: &Store, emit: &Emit) -> Result<()> {
         let before = Instant::now();
         let beats = store.worker_beats().await?;
         let suspects = self.observe(beats, before, Instant::now());
@@ -55,6 +56,7 @@ impl Rescue {
             let rescued = store.rescue(&suspects, MAX_JOBS).await?;
             if rescued.jobs > 0 {
                 tracing::info!(jobs = rescued.jobs, workers = suspects.len(), "jobs of dead workers given back");
+                emit(&Event::Rescued { jobs: rescued.jobs });
             }
             if !rescued.more {
                 return Ok(());
@@ -116,7 +118,8 @@ mod tests {
         let mut rescue = Rescue::default();
         rescue.observe(vec![beat(dead, "noon")], start, start);
         let database = crate::store::Database::new("postgres://127.0.0.1:1/nowhere").expect("a URL");
-        assert!(rescue.run(&database.store("test")).await.is_err(), "nothing listens on port 1");
+        let emit: Emit = std::sync::Arc::new(|_: &Event<'_>| {});
+        assert!(rescue.run(&database.store("test"), &emit).await.is_err(), "nothing listens on port 1");
         let later = start + secs(31);
         assert!(rescue.observe(vec![beat(dead, "noon")], later, later).is_empty());
         assert_eq!(rescue.observe(vec![beat(dead, "noon")], later + LEASE, later + LEASE).len(), 1);

@@ -25,11 +25,11 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use tracing::Instrument;
 
 use crate::context::Context;
+use crate::event::Event;
 use crate::handler::{Handler, Running};
 use crate::outcome::{JobError, Outcome};
 use crate::signal::Level;
 use crate::store::Settlement;
-use crate::worker::event::Event;
 use crate::worker::shared::{Filed, Incarnation, Shared, Slip};
 
 /// How long a handler may take to return after its job was cancelled: time to close files and say goodbye, short enough

@@ -8,16 +8,13 @@ use serde_json::value::RawValue;
 
 use crate::context::Context;
 use crate::error::{Error, Result};
+use crate::event::{Emit, Event};
 use crate::handler::{Handler, Handlers};
 use crate::job::Job;
 use crate::outcome::IntoOutcome;
 use crate::retry::Backoff;
 use crate::store::Database;
-use crate::worker::event::Event;
 use crate::worker::meter::Meter;
-
-/// Called for every event, from several threads.
-pub(crate) type OnEvent = Arc<dyn Fn(&Event<'_>) + Send + Sync>;
 
 /// Builds a [`Worker`](crate::Worker): see the methods for defaults and limits. Ends with `run` or `run_until`.
 #[must_use = "a worker does nothing until `run` or `run_until`"]
@@ -25,7 +22,7 @@ pub struct Builder {
     pub(crate) database: Database,
     pub(crate) handlers: Handlers,
     pub(crate) settings: Settings,
-    pub(crate) on_event: Option<OnEvent>,
+    pub(crate) on_event: Option<Emit>,
     pub(crate) meter: Option<Meter>,
     backoffs: Vec<(String, Backoff)>,
     /// The first mistake made while building, kept for `check` so that the chain of calls stays plain.

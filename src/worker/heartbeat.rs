@@ -16,10 +16,10 @@ use tokio::time::{sleep, sleep_until, timeout};
 use uuid::Uuid;
 
 use crate::error::{Error, Result};
+use crate::event::Event;
 use crate::pause::{Pause, jitter};
 use crate::signal::Level;
 use crate::store::{Beat, Pulse, Registration, Store, schema_status};
-use crate::worker::event::Event;
 use crate::worker::ledger::Holding;
 use crate::worker::listen::listen;
 use crate::worker::meter::Meter;

@@ -15,9 +15,9 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::error::{Error, Result};
+use crate::event::Event;
 use crate::metrics::{Family, Histogram, OTHER, SampleValue, Source, fold};
 use crate::store::ClaimedJob;
-use crate::worker::event::Event;
 use crate::worker::shared::Incarnation;
 
 /// Queues and kinds of one worker that are told apart, each: pairs of them are cells of some hundred bytes.

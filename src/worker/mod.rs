@@ -11,9 +11,7 @@
 mod attempt;
 mod builder;
 mod claim;
-mod event;
 mod heartbeat;
-mod interrupt;
 mod ledger;
 mod listen;
 mod meter;
@@ -28,12 +26,13 @@ use tokio::sync::oneshot;
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::timeout;
 
+pub use crate::event::Event;
 pub use builder::Builder;
-pub use event::Event;
 pub use meter::{Hearing, Meter, Vitals};
 pub use summary::Summary;
 
 use crate::error::{Error, Result};
+use crate::interrupt::interrupt;
 use crate::signal::Level;
 use crate::store::Database;
 use crate::sweep;
@@ -66,7 +65,7 @@ impl Builder {
     /// (wrong password, no schema, another schema). A Postgres that is away is waited for.
     pub async fn run(self) -> Result<Summary> {
         let checked = self.check()?;
-        let interrupt = interrupt::interrupt()?;
+        let interrupt = interrupt()?;
         checked.run_until(interrupt.first.cancelled()).await
     }
 
@@ -77,14 +76,16 @@ impl Builder {
         let Self { database, handlers, settings, on_event, meter, .. } = self.check()?;
         let (shared, inbox) = Shared::new(settings, handlers, database, on_event);
         let shared = Arc::new(shared.metered_by(meter)?);
+        let sweeper = shared.settings.sweep.then(|| {
+            let telling = shared.clone();
+            let sweep = sweep::sweep(shared.database.clone(), Arc::new(move |event: &Event<'_>| telling.emit(event)));
+            tokio::spawn(shared.stop.clone().run_until_cancelled_owned(sweep))
+        });
         let mut crew = Crew {
             heartbeat: Some(heartbeat::start(shared.clone())?),
             claimer: tokio::spawn(claim::claim(shared.clone())),
             settler: tokio::spawn(settle::settle(shared.clone(), inbox)),
-            sweeper: shared
-                .settings
-                .sweep
-                .then(|| tokio::spawn(sweep::sweep(shared.database.clone(), shared.stop.clone()))),
+            sweeper,
             shared,
         };
         let ended = tokio::select! {
@@ -106,7 +107,7 @@ struct Crew {
     heartbeat: Option<oneshot::Receiver<std::thread::Result<Result<()>>>>,
     claimer: JoinHandle<()>,
     settler: JoinHandle<usize>,
-    sweeper: Option<JoinHandle<()>>,
+    sweeper: Option<JoinHandle<Option<()>>>,
 }
 
 impl Crew {

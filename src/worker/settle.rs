@@ -15,10 +15,10 @@ use uuid::Uuid;
 
 use crate::context::Context;
 use crate::error::{Error, Result};
+use crate::event::Event;
 use crate::outcome::{JobError, Outcome};
 use crate::pause::Pause;
 use crate::store::{Settled, Settlement, Verdict};
-use crate::worker::event::Event;
 use crate::worker::shared::{Filed, MAX_ROWS, Shared, Slip};
 
 /// How long a batch waits for outcomes that come one right behind the other: far less than it takes to record them.

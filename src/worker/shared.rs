@@ -13,12 +13,12 @@ use uuid::Uuid;
 
 use crate::context::Context;
 use crate::error::{Error, Result};
+use crate::event::{Emit, Event};
 use crate::handler::Handlers;
 use crate::lease::Lease;
 use crate::signal::Level;
 use crate::store::{Database, Settlement, Store};
-use crate::worker::builder::{OnEvent, Settings};
-use crate::worker::event::Event;
+use crate::worker::builder::Settings;
 use crate::worker::ledger::Ledger;
 use crate::worker::meter::Meter;
 use crate::worker::summary::Tally;
@@ -111,7 +111,7 @@ pub(crate) struct Shared {
     /// The last look found that due work waits behind a gate until a job ends.
     pub(crate) behind_gate: AtomicBool,
     disconnected: AtomicBool,
-    on_event: Option<OnEvent>,
+    on_event: Option<Emit>,
     /// Counts for metrics, where somebody wants them.
     pub(crate) meter: Option<Meter>,
 }
@@ -126,7 +126,7 @@ impl Shared {
         settings: Settings,
         handlers: Handlers,
         database: Database,
-        on_event: Option<OnEvent>,
+        on_event: Option<Emit>,
     ) -> (Self, mpsc::UnboundedReceiver<Filed>) {
         let (filed, inbox) = mpsc::unbounded_channel();
         let slots = settings.concurrency as usize;

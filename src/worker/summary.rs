@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::worker::event::Event;
+use crate::event::Event;
 
 /// What a worker did between its start and its end.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -55,7 +55,10 @@ impl Tally {
             Event::Registered { .. }
             | Event::LeaseLost { .. }
             | Event::ConnectionLost { .. }
-            | Event::ConnectionRestored => return,
+            | Event::ConnectionRestored
+            | Event::Rescued { .. }
+            | Event::SweepFailed { .. }
+            | Event::Swept { .. } => return,
         };
         counter.fetch_add(1, Ordering::Relaxed);
     }

@@ -13,6 +13,7 @@ mod pooler;
 mod private_postgres;
 mod program;
 mod structure;
+mod sweeper;
 mod test_cluster;
 mod unix_socket;
 mod worker_ahead;

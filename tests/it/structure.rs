@@ -20,6 +20,8 @@ const LAYERS: &[&str] = &[
     "context",
     "admission",
     "handler",
+    "event",
+    "interrupt",
     "sweep",
     "worker",
 ];

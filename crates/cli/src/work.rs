@@ -11,6 +11,7 @@ use std::time::Duration;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use posthouse::Worker;
 use posthouse::store::{Database, WEBHOOK_KIND, WEBHOOK_QUEUE};
+use posthouse::sweep::Sweeper;
 use posthouse::worker::{Builder, Event};
 use posthouse_llm::{Config, ConfigError, Engine};
 
@@ -30,6 +31,9 @@ pub(crate) async fn run(args: Work, global: &Global) -> Result<ExitCode> {
         stop_at_eof()?;
     }
     let database = database(&args, global)?;
+    if args.sweep_only {
+        return sweep_only(database, global).await;
+    }
     let engine = engine(&args)?;
     let alerts = alert::Setup::load(config_file(&args).as_deref(), &database)?;
     let delivers = alerts.as_ref().is_some_and(alert::Setup::has_webhook);
@@ -60,6 +64,14 @@ pub(crate) async fn run(args: Work, global: &Global) -> Result<ExitCode> {
     exec::wait_for_endings();
     let summary = told?;
     print(&if json { line::end_json(&summary) } else { line::end_text(&summary) });
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Housekeeping and nothing else, until it is told to end.
+async fn sweep_only(database: Database, global: &Global) -> Result<ExitCode> {
+    let json = global.json;
+    print(&if json { line::sweeping_json() } else { line::sweeping_text() });
+    Sweeper::new(database).on_event(move |event| tell(event, json, false)).run().await?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -163,6 +175,9 @@ fn builder(args: &Work, engine: Option<Engine>, database: Database) -> Builder {
 }
 
 fn tell(event: &Event<'_>, json: bool, with_starts: bool) {
+    if matches!(event, Event::Swept { .. }) {
+        return;
+    }
     if json {
         print(&line::event_json(event));
     } else if with_starts || !matches!(event, Event::Started { .. }) {

@@ -19,7 +19,8 @@ use clap::Args;
   posthouse work --config posthouse.toml --queue default --queue slow --concurrency 1000
   posthouse work --provider-url http://127.0.0.1:11434/v1 --model llama3.2
   posthouse work --exec resize='./resize.sh' --exec report='python3 report.py'
-  posthouse work --until-empty --json")]
+  posthouse work --until-empty --json
+  posthouse work --sweep-only                       housekeeping for workers that run with --no-sweep")]
 pub(crate) struct Work {
     /// A queue to serve; may be repeated. Default: default
     #[arg(long = "queue", value_name = "QUEUE")]
@@ -61,9 +62,14 @@ pub(crate) struct Work {
     #[arg(long)]
     pub(crate) until_empty: bool,
 
-    /// Leave housekeeping (such as taking back the jobs of dead workers) to other workers
+    /// Leave housekeeping (such as taking back the jobs of dead workers) to other processes; at least one must do it
     #[arg(long)]
     pub(crate) no_sweep: bool,
+
+    /// Do nothing but housekeeping: claim no jobs, know no kinds
+    #[arg(long, conflicts_with_all = ["queues", "concurrency", "config", "execs", "provider_url", "poll_ms", "grace_ms",
+        "until_empty", "no_sweep", "no_listen"])]
+    pub(crate) sweep_only: bool,
 
     /// Where to listen for wake-ups, if a transaction-mode pooler stands before the database
     #[arg(long, value_name = "URL", env = "POSTHOUSE_LISTEN_URL", hide_env_values = true)]

@@ -48,12 +48,26 @@ impl fmt::Display for Opening {
     }
 }
 
+/// The first line of a process that only sweeps, for people.
+pub(super) fn sweeping_text() -> String {
+    format!("posthouse {} (pid {}) does housekeeping only", env!("CARGO_PKG_VERSION"), std::process::id())
+}
+
+/// The same, for programs.
+pub(super) fn sweeping_json() -> String {
+    stamped("sweeping", json!({ "pid": std::process::id(), "version": env!("CARGO_PKG_VERSION") }))
+}
+
 /// A transition, for people.
 pub(super) fn event_text(event: &Event<'_>) -> String {
     let text = clean(&event.to_string());
     let style = match event {
         Event::Done { .. } | Event::ConnectionRestored => GOOD,
-        Event::Failed { .. } | Event::Lost { .. } | Event::LeaseLost { .. } | Event::ConnectionLost { .. } => BAD,
+        Event::Failed { .. }
+        | Event::Lost { .. }
+        | Event::LeaseLost { .. }
+        | Event::ConnectionLost { .. }
+        | Event::SweepFailed { .. } => BAD,
         Event::Retry { .. } | Event::Snoozed { .. } | Event::Cancelled { .. } | Event::Released { .. } => HINT,
         _ => DIM,
     };
@@ -96,6 +110,8 @@ pub(super) fn event_json(event: &Event<'_>) -> String {
         Event::LeaseLost { worker, reason } => ("lease_lost", json!({ "worker": worker, "reason": reason })),
         Event::ConnectionLost { error } => ("connection_lost", json!({ "error": error.to_string() })),
         Event::ConnectionRestored => ("connection_restored", Value::Null),
+        Event::Rescued { jobs } => ("rescued", json!({ "jobs": jobs })),
+        Event::SweepFailed { sweep, error } => ("sweep_failed", json!({ "sweep": sweep, "error": error })),
         other => ("other", json!({ "text": other.to_string() })),
     };
     stamped(name, fields)

@@ -47,6 +47,33 @@ async fn it_tells_a_line_a_transition() {
 }
 
 #[tokio::test]
+async fn a_process_that_only_sweeps_takes_jobs_back_from_the_dead_and_claims_none() {
+    let queue = Queue::new().await;
+    queue.enqueue(&["k", "{}"]);
+    let work = &["work", "--exec", "k=sleep 60", "--no-sweep", "--lease-ms", "1000"];
+    let mut dies = Running::start(&mut queue.command(work));
+    eventually("the job is claimed", || job(&queue, 1)["state"] == "running");
+    let mut sweeps = Running::start(&mut queue.command(&["work", "--sweep-only"]));
+    sweeps.line("does housekeeping only");
+    dies.signal(Signal::SIGKILL);
+    dies.ended();
+    sweeps.line("1 job of a dead worker rescued");
+    assert_eq!((&job(&queue, 1)["state"], &job(&queue, 1)["attempt"]), (&Value::from("queued"), &Value::from(1)));
+    assert!(sweeps.ended_by(Signal::SIGTERM).success());
+    let workers = queue.run(&["status", "--json"]).fine().json();
+    assert_eq!(workers["workers"].as_array().map(|live| live.iter().filter(|w| w["state"] == "live").count()), Some(0));
+}
+
+#[tokio::test]
+async fn a_sweeper_that_should_also_work_is_refused() {
+    let queue = Queue::new().await;
+    for also in [&["--exec", "k=true"][..], &["--no-sweep"], &["--queue", "q"], &["--until-empty"]] {
+        let refused = queue.run(&[&["work", "--sweep-only"], also].concat());
+        assert_eq!(refused.code, 2, "{also:?}: {}", refused.stderr);
+    }
+}
+
+#[tokio::test]
 async fn for_programs_each_line_is_an_object() {
     let queue = Queue::new().await;
     queue.enqueue(&["k", "{}"]);

@@ -1,6 +1,7 @@
-//! What a worker tells whoever watches it: one event a transition, one line of text each.
+//! What a worker or sweeper tells whoever watches it: one event a transition, one line of text each.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use uuid::Uuid;
@@ -8,6 +9,9 @@ use uuid::Uuid;
 use crate::error::Error;
 use crate::outcome::JobError;
 use crate::store::ClaimedJob;
+
+/// Who is told of events.
+pub(crate) type Emit = Arc<dyn Fn(&Event<'_>) + Send + Sync>;
 
 /// Something happened. `Display` gives the line that the command line program prints.
 #[derive(Debug)]
@@ -82,6 +86,25 @@ pub enum Event<'a> {
     },
     /// Postgres answers again.
     ConnectionRestored,
+    /// The sweep took jobs back from workers that died; recorded with each job.
+    Rescued {
+        /// How many.
+        jobs: i32,
+    },
+    /// A part of the sweep failed; it comes again.
+    SweepFailed {
+        /// The part.
+        sweep: &'a str,
+        /// What was said.
+        error: &'a str,
+    },
+    /// The sweep did what was due: every second or so, a sign that it is well.
+    Swept {
+        /// Parts that were due. Often none: they are due in the fleet, not in this process.
+        parts: usize,
+        /// What it took.
+        took: Duration,
+    },
 }
 
 impl fmt::Display for Event<'_> {
@@ -105,6 +128,10 @@ impl fmt::Display for Event<'_> {
             Self::LeaseLost { worker, reason } => write!(f, "worker {worker} lost its lease: {reason}"),
             Self::ConnectionLost { error } => write!(f, "connection to Postgres lost: {error}"),
             Self::ConnectionRestored => f.write_str("connection to Postgres restored"),
+            Self::Rescued { jobs: 1 } => f.write_str("1 job of a dead worker rescued"),
+            Self::Rescued { jobs } => write!(f, "{jobs} jobs of dead workers rescued"),
+            Self::SweepFailed { sweep, error } => write!(f, "sweep of {sweep} failed and comes again: {error}"),
+            Self::Swept { parts, took } => write!(f, "swept {parts} parts in {}", Short(*took)),
         }
     }
 }
