@@ -2,7 +2,7 @@
 
 -- Every job, wherever it lives.
 create or replace view posthouse.jobs as
-  select j.id, j.state::text as state, l.queue, l.tenant, l.kind, l.priority, j.run_at, j.created_at, j.started_at,
+  select j.id, j.state::text as state, l.queue, l.tenant, l.kind, l.priority, nullif(j.run_at, 'infinity') as run_at, j.created_at, j.started_at,
     null::timestamptz as finished_at, j.attempt, j.max_attempts, j.timeout_ms, j.fence::bigint as fence, j.worker, j.cancel_asked,
     j.reason,
     (select a.error from posthouse.attempt a where a.job_id = j.id and j.errors > 0 order by a.fence desc limit 1) as error,

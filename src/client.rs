@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use tokio_postgres::GenericClient;
 
 use crate::error::{Error, Result};
-use crate::job::{DedupeFor, Enqueued, Job, NewJob};
+use crate::job::{DedupeFor, DedupePolicy, Enqueued, Job, NewJob};
 use crate::store::{
     self, Database, DeadFilter, JobFilter, JobRecord, QueueHealth, QueueSettings, Reason, Store, WorkerRecord,
 };
@@ -79,7 +79,10 @@ impl Posthouse {
     pub async fn enqueue_many(&self, jobs: &[NewJob]) -> Result<Vec<Enqueued>> {
         let mut answers = Vec::with_capacity(jobs.len());
         for part in jobs.chunks(store::MANY_MAX) {
-            answers.extend(self.store.enqueue_many(part).await?);
+            answers.extend(match part.iter().any(|job| job.dedupe.is_some()) {
+                true => self.gatherer.enqueue_keyed(part).await?,
+                false => self.store.enqueue_many(part).await?,
+            });
         }
         Ok(answers)
     }
@@ -243,9 +246,19 @@ impl<'a> Enqueue<'a> {
         self.with(|j| j.dedupe_key(key))
     }
 
+    /// The dedupe key is a hash of the payload: jobs of this tenant and kind with equal JSON are the same job.
+    pub fn dedupe_by_payload(self) -> Self {
+        self.with(NewJob::dedupe_by_payload)
+    }
+
+    /// What becomes of it if the dedupe key is held. Default: the job that holds it stands for it.
+    pub fn dedupe_policy(self, policy: DedupePolicy) -> Self {
+        self.with(|j| j.dedupe_policy(policy))
+    }
+
     /// How long the dedupe key stands. Default: until the job is final.
-    pub fn dedupe_for(self, policy: DedupeFor) -> Self {
-        self.with(|j| j.dedupe_for(policy))
+    pub fn dedupe_for(self, stands: DedupeFor) -> Self {
+        self.with(|j| j.dedupe_for(stands))
     }
 
     /// A gate that the job passes besides those of its queue, tenant and kind: `model:NAME`, or a name without a colon. Can be

@@ -24,6 +24,8 @@ enum Kind {
     Schema,
     /// Settings that would be unsafe to run with.
     Config,
+    /// A queue or tenant has as many waiting jobs as it may: whose limit it is, and for how many there is room.
+    Full { scope: String, name: String, room: usize },
 }
 
 impl Error {
@@ -94,6 +96,35 @@ impl Error {
         }
     }
 
+    /// A dedupe key is held by another job, and the policy asked for a refusal: nothing was stored. The message names that job.
+    pub fn is_duplicate(&self) -> bool {
+        matches!(self.sqlstate(), Some("PH008" | "PH009"))
+    }
+
+    /// As many jobs wait in the queue, or of the tenant, as may: nothing was stored. Enqueue again when some have run.
+    pub fn is_full(&self) -> bool {
+        matches!(self.kind, Kind::Full { .. })
+    }
+
+    /// This database is a copy of another, and nobody has said that its jobs are to be run here: see `posthouse db adopt`.
+    pub fn is_copy(&self) -> bool {
+        self.sqlstate() == Some("PH011")
+    }
+
+    /// Whose limit an enqueue met, as (`queue` or `tenant`, name), and how many more jobs there is room for.
+    pub(crate) fn full(&self) -> Option<(&str, &str, usize)> {
+        match &self.kind {
+            Kind::Full { scope, name, room } => Some((scope, name, *room)),
+            _ => None,
+        }
+    }
+
+    /// The same with another text.
+    pub(crate) fn saying(mut self, message: impl Into<String>) -> Self {
+        self.message = message.into();
+        self
+    }
+
     /// The schema in the database and this binary do not fit together.
     pub fn is_schema_mismatch(&self) -> bool {
         self.kind == Kind::Schema
@@ -103,6 +134,7 @@ impl Error {
     pub fn sqlstate(&self) -> Option<&str> {
         match &self.kind {
             Kind::Sql { code } => Some(code),
+            Kind::Full { .. } => Some("PH010"),
             _ => None,
         }
     }
@@ -139,6 +171,11 @@ impl From<tokio_postgres::Error> for Error {
             let kind = match code.as_str() {
                 "57P01" => Kind::Disconnected { down: false },
                 "57P02" | "57P03" => Kind::Disconnected { down: true },
+                "PH010" => Kind::Full {
+                    scope: db.table().unwrap_or_default().to_owned(),
+                    name: db.constraint().unwrap_or_default().to_owned(),
+                    room: db.detail().and_then(room).unwrap_or(0),
+                },
                 _ => Kind::Sql { code },
             };
             return Self { kind, message, source: None };
@@ -160,6 +197,11 @@ impl From<tokio_postgres::Error> for Error {
         };
         Self { kind: Kind::Disconnected { down }, message, source: Some(Box::new(error)) }
     }
+}
+
+/// The number in "Room for 3 more."
+fn room(detail: &str) -> Option<usize> {
+    detail.split(' ').find_map(|word| word.parse().ok())
 }
 
 /// Nothing listens at the address: the server is down, which is more than "it cannot be reached".

@@ -40,6 +40,57 @@ pub enum DedupeFor {
     Window(Duration),
 }
 
+/// What becomes of an enqueue whose dedupe key is held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DedupePolicy {
+    /// The job that holds the key stands for it, as it is: the answer names that one. The default.
+    Keep,
+    /// It is refused: [`Error::is_duplicate`](crate::Error::is_duplicate), with the holder named.
+    Reject,
+    /// The job that waits in line gets its payload, queue, priority and times. One that runs already is kept, and the answer says so.
+    Replace,
+    /// Where the holder waits in line, as `Replace`. Where it runs, the new job waits until that is final and runs then: one more at most,
+    /// with what the last enqueue brought.
+    Rerun,
+    /// As `Keep`, if the payload is that of the holder; else refused ([`Error::is_duplicate`](crate::Error::is_duplicate)).
+    Same,
+}
+
+impl DedupePolicy {
+    /// As SQL, JSON and the command line spell it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Keep => "keep",
+            Self::Reject => "reject",
+            Self::Replace => "replace",
+            Self::Rerun => "rerun",
+            Self::Same => "same",
+        }
+    }
+}
+
+impl std::str::FromStr for DedupePolicy {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        [Self::Keep, Self::Reject, Self::Replace, Self::Rerun, Self::Same]
+            .into_iter()
+            .find(|policy| policy.as_str() == text)
+            .ok_or_else(|| {
+                Error::invalid(format!("dedupe_policy: {text:?} is not keep, reject, replace, rerun or same"))
+            })
+    }
+}
+
+/// What is said about the key of a job.
+#[derive(Debug, Clone)]
+pub(crate) struct Dedupe {
+    pub(crate) key: Option<String>,
+    pub(crate) by_payload: bool,
+    pub(crate) stands: DedupeFor,
+    pub(crate) policy: Option<DedupePolicy>,
+}
+
 /// A job to be enqueued.
 #[derive(Debug, Clone)]
 pub struct NewJob {
@@ -52,7 +103,7 @@ pub struct NewJob {
     pub(crate) run_at: Option<String>,
     pub(crate) max_attempts: Option<u32>,
     pub(crate) timeout: Option<Duration>,
-    pub(crate) dedupe: Option<(String, DedupeFor)>,
+    pub(crate) dedupe: Option<Dedupe>,
     pub(crate) gates: Vec<String>,
     pub(crate) tokens: Option<u32>,
 }
@@ -159,15 +210,30 @@ impl NewJob {
 
     /// While a job of this tenant holds this key, enqueueing again answers with that job instead of making a new one.
     pub fn dedupe_key(mut self, key: impl Into<String>) -> Self {
-        let policy = self.dedupe.take().map_or(DedupeFor::UntilFinal, |(_, policy)| policy);
-        self.dedupe = Some((key.into(), policy));
+        self.dedupe().key = Some(key.into());
         self
     }
 
-    /// How long the dedupe key stands for its job. Default: until the job is final. Needs [`dedupe_key`](Self::dedupe_key).
-    pub fn dedupe_for(mut self, policy: DedupeFor) -> Self {
-        let key = self.dedupe.take().map_or_else(String::new, |(key, _)| key);
-        self.dedupe = Some((key, policy));
+    /// The dedupe key is a hash of the payload: jobs of this tenant and kind with equal JSON are the same job. Order and spaces in it do
+    /// not matter, nor does `1.0` in place of `1`.
+    pub fn dedupe_by_payload(mut self) -> Self {
+        self.dedupe().by_payload = true;
+        self
+    }
+
+    /// What becomes of it if the key is held. Default: [`DedupePolicy::Keep`]. Needs a key.
+    pub fn dedupe_policy(mut self, policy: DedupePolicy) -> Self {
+        self.dedupe().policy = Some(policy);
+        self
+    }
+
+    fn dedupe(&mut self) -> &mut Dedupe {
+        self.dedupe.get_or_insert(Dedupe { key: None, by_payload: false, stands: DedupeFor::UntilFinal, policy: None })
+    }
+
+    /// How long the dedupe key stands for its job. Default: until the job is final. Needs a key.
+    pub fn dedupe_for(mut self, stands: DedupeFor) -> Self {
+        self.dedupe().stands = stands;
         self
     }
 }
@@ -181,4 +247,32 @@ pub struct Enqueued {
     pub state: String,
     /// True if the dedupe key was held, so that nothing was enqueued.
     pub duplicate: bool,
+    /// What the dedupe key led to; `None`: it was free, or there was none.
+    pub deduped: Option<Deduped>,
+}
+
+/// What a held dedupe key led to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Deduped {
+    /// The job that holds the key is as it was.
+    Kept,
+    /// The job that waits has what this enqueue brought.
+    Replaced,
+    /// A new job waits until the one that runs is final.
+    Behind,
+}
+
+impl Deduped {
+    /// As SQL, JSON and the command line spell it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Kept => "kept",
+            Self::Replaced => "replaced",
+            Self::Behind => "behind",
+        }
+    }
+
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        [Self::Kept, Self::Replaced, Self::Behind].into_iter().find(|deduped| deduped.as_str() == text)
+    }
 }

@@ -181,8 +181,8 @@ begin
     end if;
     return woken;
   end if;
-  insert into posthouse.lane (queue, priority, tenant, kind, gates, serial, ready_at, awake_until)
-  values (l.queue, l.priority, l.tenant, l.kind, l.gates, l.serial, due, greatest(clock_timestamp(), due) + interval '10 seconds')
+  insert into posthouse.lane (queue, priority, tenant, kind, gates, serial, limited, ready_at, awake_until)
+  values (l.queue, l.priority, l.tenant, l.kind, l.gates, l.serial, l.limited, due, greatest(clock_timestamp(), due) + interval '10 seconds')
   returning lane.id into lane_id;
   perform posthouse.hold_lane(lane_id);
   return lane_id;
@@ -205,8 +205,9 @@ begin
   if found then
     return posthouse.wake_lane(lane_id, due);
   end if;
-  insert into posthouse.lane (queue, priority, tenant, kind, gates, serial, ready_at, awake_until)
-  values (lane_for.queue, lane_for.priority, lane_for.tenant, lane_for.kind, lane_for.gates, lane_for.serial, due,
+  insert into posthouse.lane (queue, priority, tenant, kind, gates, serial, limited, ready_at, awake_until)
+  values (lane_for.queue, lane_for.priority, lane_for.tenant, lane_for.kind, lane_for.gates, lane_for.serial,
+          posthouse.is_limited(lane_for.queue, lane_for.tenant), due,
           greatest(clock_timestamp(), due) + interval '10 seconds')
   returning lane.id into lane_id;
   perform posthouse.hold_lane(lane_id);

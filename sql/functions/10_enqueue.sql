@@ -14,54 +14,43 @@ as $$
     (select 'failed' from posthouse.dead_letter d where d.id = job_id))
 $$;
 
--- Take a dedupe key for `new_id`, or answer with the job that holds it. Holds the key's row until the end of the
--- transaction, so that enqueues with the same key go one after the other; others are not delayed.
-create or replace function posthouse.take_key(tenant text, scope text, key text, new_id bigint, dedupe_for interval,
-  batch bigint[] default '{}')         -- ids that are about to become jobs
-returns bigint
-language plpgsql
+-- JSON text that is the same for values that are: sorted keys, each once, no spaces (all of which jsonb sees to), and no zeros at the
+-- end of a fraction.
+create or replace function posthouse.canonical_json(value jsonb) returns text
+language plpgsql immutable
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
 as $$
 declare
-  held posthouse.dedupe;
-  free boolean;
+  written text := value::text;
 begin
-  loop
-    insert into posthouse.dedupe (tenant, scope, key, job_id, expires_at)
-    values (take_key.tenant, take_key.scope, take_key.key, new_id, clock_timestamp() + dedupe_for)
-    on conflict do nothing;
-    if found then
-      return new_id;
-    end if;
-    select * into held from posthouse.dedupe d
-    where d.tenant = take_key.tenant and d.scope = take_key.scope and d.key = take_key.key for update;
-    if found then
-      -- A key that stands until its job is final is free once the job is no longer live, even if its row is still here; one
-      -- that stands for a window is free when that is over, or when its job was purged.
-      free := not held.job_id = any(batch) and case
-        when held.expires_at is null then not exists (select from posthouse.job j where j.id = held.job_id)
-        else held.expires_at <= clock_timestamp() or posthouse.state_of(held.job_id) is null
-      end;
-      if not free then
-        return held.job_id;
-      end if;
-      update posthouse.dedupe d set job_id = new_id, expires_at = clock_timestamp() + dedupe_for
-      where d.tenant = take_key.tenant and d.scope = take_key.scope and d.key = take_key.key;
-      return new_id;
-    elsif current_setting('transaction_isolation') <> 'read committed' then
-      raise exception using errcode = 'PH007',
-        message = 'dedupe_key: another transaction holds or released this key after this transaction took its snapshot',
-        hint = 'Run the transaction again.';
-    end if;
-  end loop;
+  if written !~ E'\\.[0-9]*0([^0-9]|$)' then
+    return written;
+  end if;
+  -- Strings as they are, fractions without their zeros, all else as it is.
+  return (
+    select string_agg(coalesce(m.part[1], trim_scale(m.part[2]::numeric)::text, m.part[3]), '' order by m.n)
+    from regexp_matches(written, E'("(?:[^"\\\\]|\\\\.)*")|(-?[0-9]+\\.[0-9]+)|([^"0-9-]+|[0-9]+|-)', 'g') with ordinality m(part, n));
 end $$;
+
+create or replace function posthouse.payload_hash(payload jsonb) returns bytea
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+  select sha256(convert_to(posthouse.canonical_json(payload), 'UTF8'))
+$$;
+
+-- The key of a job that is told from others by its payload.
+create or replace function posthouse.payload_key(payload jsonb) returns text
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+  select 'sha256:' || encode(posthouse.payload_hash(payload), 'hex')
+$$;
 
 -- Raise PH001 for what cannot be enqueued; the answer is nothing.
 create or replace function posthouse.check_job(kind text, payload jsonb, queue text, tenant text, priority int,
   delay interval, run_at timestamptz, max_attempts int, timeout interval, dedupe_key text, dedupe_for interval, trace jsonb, gates text[],
-  tokens int)
+  tokens int, dedupe_policy text, dedupe_by_payload boolean)
 returns void
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
@@ -83,9 +72,6 @@ begin
     when max_attempts not between 1 and 1000 then format('max_attempts: %s is not between 1 and 1000', max_attempts)
     when timeout < interval '1 millisecond' then 'timeout: must be at least a millisecond; leave it out for no limit'
     when timeout > interval '1 year' then 'timeout: more than a year; leave it out for no limit'
-    when dedupe_for is not null and dedupe_key is null then 'dedupe_for: needs a dedupe_key'
-    when dedupe_for <= interval '0' then 'dedupe_for: must be more than zero; leave it out to hold the key until the job is final'
-    when dedupe_for > interval '10 years' then 'dedupe_for: more than 10 years'
     when pg_column_size(trace) > 16384 then 'trace: larger than 16 KiB; it is meant for a W3C trace context'
   end;
   if complaint is not null then
@@ -95,11 +81,8 @@ begin
   if tokens is not null then
     perform posthouse.check_tokens(kind, queue, tenant, gates, tokens);
   end if;
-  if dedupe_key is not null then
-    if dedupe_key = '' or octet_length(dedupe_key) > 512 then
-      raise exception using errcode = 'PH001',
-        message = format('dedupe_key: %s bytes long, 1 to 512 are allowed; pass a hash of a longer one', octet_length(dedupe_key));
-    end if;
+  if num_nonnulls(dedupe_key, dedupe_for, dedupe_policy, dedupe_by_payload) > 0 then
+    perform posthouse.check_dedupe(dedupe_key, dedupe_for, dedupe_policy, dedupe_by_payload);
   end if;
 end $$;
 
@@ -154,7 +137,9 @@ begin
   return case when value is null then '' when octet_length(value) <= 200 then value else md5(value) end;
 end $$;
 
--- Enqueue one job. `duplicate`: the dedupe key was held, `id` is the job that stands for it, nothing was enqueued.
+-- Enqueue one job. `duplicate`: the dedupe key was held, `id` is the job that stands for it, nothing was enqueued. `deduped` says what became
+-- of it: null, a new job; `kept`, nothing was changed; `replaced`, the job that waits has what this one brought; `behind`, a new job that
+-- waits until the one that runs is final.
 create or replace function posthouse.enqueue(
   kind text,
   payload jsonb default '{}',
@@ -169,8 +154,10 @@ create or replace function posthouse.enqueue(
   dedupe_for interval default null,   -- how long the key stands; default: until the job is final
   trace jsonb default null,           -- W3C trace context: {"traceparent": …}
   gates text[] default '{}',          -- that it passes besides those of its queue, tenant and kind: model:NAME, or names of their own
-  tokens int default null)            -- that it is expected to use; default: estimated where a gate counts them
-returns table (id bigint, state text, duplicate boolean)
+  tokens int default null,            -- that it is expected to use; default: estimated where a gate counts them
+  dedupe_policy text default null,    -- when the key is held: keep (the default), reject, replace, rerun or same; see docs/dedupe.md
+  dedupe_by_payload boolean default null) -- the key is a hash of the payload
+returns table (id bigint, state text, duplicate boolean, deduped text)
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -182,11 +169,13 @@ declare
   new_id bigint;
   holder bigint;
   lane_id bigint;
+  limited boolean;                    -- a limit of how many may wait may be for it; null: there is no lane yet
   housed boolean;                     -- whether there is a partition for it
   behind boolean;
   serial_by text;
   serial text := '';
   queued boolean := false;
+  keyed boolean := false;
   due timestamptz := '-infinity';
   long_ago timestamptz := clock_timestamp() - interval '3 seconds';     -- see posthouse.notify_lanes
   longer_ago timestamptz := long_ago - interval '7 seconds';
@@ -202,12 +191,12 @@ begin
     end if;
   end if;
   new_id := nextval('posthouse.job_id_seq');
-  select l.id, l.behind, exists (select from posthouse.id_range r where r.upper > new_id and r.lower <= new_id),
+  select l.id, l.behind, l.limited, exists (select from posthouse.id_range r where r.upper > new_id and r.lower <= new_id),
     (select q.serial_by from posthouse.queue q where q.name = enqueue.queue)
-  into lane_id, behind, housed, serial_by
+  into lane_id, behind, limited, housed, serial_by
   from (select) one
   left join lateral (
-    select l.id, case when alone then (
+    select l.id, l.limited, case when alone then (
         select true from posthouse.job j
         where j.lane_id = l.id and j.state = 'queued' and j.run_at < long_ago
           and j.run_at >= greatest(longer_ago, (select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
@@ -223,21 +212,40 @@ begin
   end if;
   -- The names of a lane were checked when it was made.
   if lane_id is null or num_nonnulls(enqueue.delay, enqueue.run_at, enqueue.max_attempts, enqueue.timeout, enqueue.dedupe_key,
-       enqueue.dedupe_for, enqueue.trace, enqueue.tokens) > 0 or (pg_column_size(enqueue.payload) <= 33554432) is not true then
+       enqueue.dedupe_for, enqueue.trace, enqueue.tokens, enqueue.dedupe_policy, enqueue.dedupe_by_payload) > 0 or (pg_column_size(enqueue.payload) <= 33554432) is not true then
     perform posthouse.check_job(enqueue.kind, enqueue.payload, enqueue.queue, enqueue.tenant, enqueue.priority, enqueue.delay,
       enqueue.run_at, enqueue.max_attempts, enqueue.timeout, enqueue.dedupe_key, enqueue.dedupe_for, enqueue.trace,
-      asked, enqueue.tokens);
+      asked, enqueue.tokens, enqueue.dedupe_policy, enqueue.dedupe_by_payload);
     due := coalesce(enqueue.run_at, clock_timestamp() + greatest(enqueue.delay, interval '0'), '-infinity');
   end if;
   if not housed then
     perform posthouse.make_partitions(new_id);
   end if;
-  if enqueue.dedupe_key is not null then
-    holder := posthouse.take_key(enqueue.tenant, enqueue.kind, enqueue.dedupe_key, new_id, enqueue.dedupe_for);
-    if holder <> new_id then
-      return query select holder, posthouse.state_of(holder), true;
-      return;
+  if enqueue.dedupe_key is not null or enqueue.dedupe_by_payload then
+    keyed := true;
+    dedupe_key := coalesce(enqueue.dedupe_key, posthouse.payload_key(enqueue.payload));
+    insert into posthouse.dedupe (tenant, scope, key, job_id, expires_at, body)
+    values (enqueue.tenant, enqueue.kind, enqueue.dedupe_key, new_id, clock_timestamp() + enqueue.dedupe_for,
+      case when enqueue.dedupe_policy = 'same' then posthouse.payload_hash(enqueue.payload) end)
+    on conflict do nothing;
+    if not found then
+      select t.holder, t.answer into holder, deduped from posthouse.take_held_key(enqueue.tenant, enqueue.kind, enqueue.dedupe_key, new_id,
+        enqueue.dedupe_for, coalesce(enqueue.dedupe_policy, 'keep'), enqueue.payload, due, '{}') t;
+      if deduped = 'replaced' then
+        perform posthouse.replace_job(holder, posthouse.lane_for(enqueue.queue, enqueue.priority, enqueue.tenant, enqueue.kind, asked, serial,
+          greatest(due, clock_timestamp())), enqueue.payload, enqueue.trace, due, enqueue.max_attempts, enqueue.timeout, enqueue.tokens);
+      end if;
+      if holder <> new_id then
+        return query select holder, posthouse.state_of(holder), true, deduped;
+        return;
+      end if;
     end if;
+  end if;
+  if limited is not false then
+    perform posthouse.check_depth(array[enqueue.queue], array[enqueue.tenant], array[1]);
+  end if;
+  if deduped = 'behind' then
+    due := 'infinity';
   end if;
   insert into posthouse.payload (id, payload, trace) values (new_id, enqueue.payload, enqueue.trace);
   -- The usual case, a lane that is awake: look once more after it is held. The clock is read within the statement, after the
@@ -246,7 +254,7 @@ begin
      and pg_advisory_xact_lock_shared(1346912001, (lane_id % 128)::int) is not null then
     insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, timeout_ms, keyed, tokens)
     select new_id, l.id, greatest(due, clock_timestamp()), clock_timestamp(), coalesce(enqueue.max_attempts, 5),
-      extract(epoch from enqueue.timeout) * 1000, enqueue.dedupe_key is not null, enqueue.tokens
+      extract(epoch from enqueue.timeout) * 1000, keyed, enqueue.tokens
     from posthouse.lane l where l.id = lane_id and (l.ready_at <= greatest(due, clock_timestamp()) or l.blocked_by is not null);
     queued := found;
   end if;
@@ -254,9 +262,11 @@ begin
     lane_id := posthouse.lane_for(enqueue.queue, enqueue.priority, enqueue.tenant, enqueue.kind, asked, serial, greatest(due, clock_timestamp()));
     insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, timeout_ms, keyed, tokens)
     values (new_id, lane_id, greatest(due, clock_timestamp()), clock_timestamp(), coalesce(enqueue.max_attempts, 5),
-      extract(epoch from enqueue.timeout) * 1000, enqueue.dedupe_key is not null, enqueue.tokens);
+      extract(epoch from enqueue.timeout) * 1000, keyed, enqueue.tokens);
   end if;
-  if behind is not true and current_setting('posthouse.notify', true) is distinct from 'off' then
+  if deduped = 'behind' then
+    perform posthouse.mark_behind(new_id, enqueue.tenant, enqueue.kind, enqueue.dedupe_key);
+  elsif behind is not true and current_setting('posthouse.notify', true) is distinct from 'off' then
     perform pg_notify('posthouse_wake', enqueue.queue);
   end if;
   id := new_id; state := 'queued'; duplicate := false;
@@ -266,7 +276,7 @@ end $$;
 -- Enqueue many jobs at once: a JSON array of objects with the fields of `enqueue`, durations in milliseconds
 -- (delay_ms, timeout_ms, dedupe_for_ms). Answers in the order of the array. One bad job refuses them all.
 create or replace function posthouse.enqueue_many(jobs jsonb)
-returns table (ordinal int, id bigint, state text, duplicate boolean)
+returns table (ordinal int, id bigint, state text, duplicate boolean, deduped text)
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -279,6 +289,7 @@ declare
   n int;
   ids bigint[];
   holders bigint[];
+  answers text[];                     -- what became of each by its dedupe key; null: nothing to say of any
   seen record;
   -- In variables of their own, where an element is found at once.
   queues text[];
@@ -333,8 +344,13 @@ begin
   kinds := seen.kinds;
   needed := array_fill(true, array[cardinality(kinds)]);
   if seen.keyed then
-    holders := posthouse.take_keys(jobs, ids);
-    needed := array(select bool_or(holders[o] = ids[o]) from generate_series(1, n) o group by seen.line_of[o] order by seen.line_of[o]);
+    select t.holders, t.answers into holders, answers from posthouse.take_keys(jobs, ids) t;
+    needed := array(select bool_or(holders[o] = ids[o] or answers[o] = 'replaced') from generate_series(1, n) o
+                    group by seen.line_of[o] order by seen.line_of[o]);
+  end if;
+  if seen.limited then
+    perform posthouse.check_depth(queues, tenants,
+      array(select count(*) filter (where holders[o] = ids[o])::int from generate_series(1, n) o group by seen.line_of[o] order by seen.line_of[o]));
   end if;
   for i in 1 .. cardinality(needed) loop
     lanes[i] := case when needed[i] then posthouse.lane_for(queues[i], seen.priorities[i], tenants[i], kinds[i],
@@ -349,21 +365,29 @@ begin
     select ids[o], lanes[seen.line_of[o]], clock_timestamp(), clock_timestamp(), 5, false from generate_series(1, n) o;
   else
     insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, timeout_ms, keyed, tokens)
-    select ids[p.ordinal], lanes[seen.line_of[p.ordinal]], greatest(p.due, clock_timestamp()), clock_timestamp(), p.max_attempts,
+    select ids[p.ordinal], lanes[seen.line_of[p.ordinal]],
+      case when answers[p.ordinal] = 'behind' then 'infinity' else greatest(p.due, clock_timestamp()) end, clock_timestamp(), p.max_attempts,
       extract(epoch from p.timeout) * 1000, p.dedupe_key is not null, p.tokens
     from posthouse.parse_jobs(jobs) p where holders[p.ordinal] = ids[p.ordinal];
+  end if;
+  if answers && array['replaced', 'behind'] then
+    perform case when answers[p.ordinal] = 'replaced'
+      then posthouse.replace_job(holders[p.ordinal], lanes[seen.line_of[p.ordinal]], p.payload, p.trace, p.due, p.max_attempts, p.timeout, p.tokens)
+      else posthouse.mark_behind(ids[p.ordinal], p.tenant, p.kind, p.dedupe_key) end
+    from posthouse.parse_jobs(jobs) p
+    where answers[p.ordinal] = 'replaced' and not holders[p.ordinal] = any(ids) or answers[p.ordinal] = 'behind' and holders[p.ordinal] = ids[p.ordinal];
   end if;
   perform posthouse.notify_lanes(lanes, queues);
   return query
     select o.n::int, holders[o.n],
-      case when holders[o.n] = ids[o.n] then 'queued' else posthouse.state_of(holders[o.n]) end, holders[o.n] <> ids[o.n]
+      case when holders[o.n] = ids[o.n] then 'queued' else posthouse.state_of(holders[o.n]) end, holders[o.n] <> ids[o.n], answers[o.n]
     from generate_series(1, n) o(n);
 end $$;
 
 -- What is in an array of jobs: the lanes they need, which job needs which, whether some have dedupe keys, and whether all are
--- plain (nothing set but names, priority and payload). Raises PH001 for what cannot be enqueued.
+-- plain (nothing set but names, priority and payload); and whether a limit of how many may wait may be for some. Raises PH001 for what cannot be enqueued.
 create or replace function posthouse.survey(jobs jsonb, n int, out queues text[], out tenants text[], out kinds text[],
-  out priorities int[], out gates text[], out serials text[], out dues timestamptz[], out line_of int[], out keyed boolean, out plain boolean)
+  out priorities int[], out gates text[], out serials text[], out dues timestamptz[], out line_of int[], out keyed boolean, out plain boolean, out limited boolean)
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -373,11 +397,13 @@ as $$
 declare
   r record;
   marked boolean;                     -- the last gate is what jobs share
+  known boolean;                      -- whether a limit may be for them; null: there is no such lane yet
   doubtful boolean := pg_column_size(jobs) > 33554432;   -- else no payload is too large
 begin
   line_of := array_fill(1, array[n]);
   keyed := false;
   plain := true;
+  limited := false;
   begin
     for r in
       select coalesce(x.queue, 'default') as queue, coalesce(x.tenant, 'default') as tenant, x.kind,
@@ -402,9 +428,12 @@ begin
       dues := dues || '-infinity'::timestamptz;
       keyed := keyed or r.keyed;
       plain := plain and not r.extras;
+      known := (
+        select l.limited from posthouse.lane l
+        where l.queue = r.queue and l.tenant = r.tenant and l.kind = r.kind and l.priority = r.priority limit 1);
       -- The names of a lane were checked when it was made.
-      doubtful := doubtful or r.extras or not exists (
-        select from posthouse.lane l where l.queue = r.queue and l.tenant = r.tenant and l.kind = r.kind and l.priority = r.priority);
+      doubtful := doubtful or r.extras or known is null;
+      limited := limited or known is not false;
       if cardinality(kinds) > 1 then
         for i in 1 .. cardinality(r.ordinals) loop
           line_of[r.ordinals[i]] := cardinality(kinds);
@@ -423,48 +452,35 @@ begin
   end if;
   if doubtful then
     perform posthouse.check_jobs(jobs);
+    if jobs @> '[{"dedupe_by_payload": true}]' then
+      keyed := true;
+      plain := false;
+    end if;
   end if;
   if not plain then
     dues := array(select min(p.due) from posthouse.parse_jobs(jobs) p group by line_of[p.ordinal] order by line_of[p.ordinal]);
   end if;
 end $$;
 
--- Take the dedupe keys of an array of jobs. The answer is the job that stands for each, in their order: its own id where it is
--- new. In sorted order, so that two batches that share keys cannot deadlock.
-create or replace function posthouse.take_keys(jobs jsonb, ids bigint[]) returns bigint[]
-language plpgsql
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-as $$
-declare
-  r record;
-  holders bigint[] := ids;
-begin
-  for r in
-    select p.ordinal, p.tenant, p.kind, p.dedupe_key, p.dedupe_for from posthouse.parse_jobs(jobs) p
-    where p.dedupe_key is not null order by p.tenant, p.kind, p.dedupe_key, p.ordinal
-  loop
-    holders[r.ordinal] := posthouse.take_key(r.tenant, r.kind, r.dedupe_key, ids[r.ordinal], r.dedupe_for, ids);
-  end loop;
-  return holders;
-end $$;
-
--- The jobs of an array as rows, defaults filled in.
+-- The jobs of an array as rows, defaults filled in: `dedupe_key` that of the payload where it is asked for, `dedupe_by_payload` whether it
+-- was asked for though there is another.
 create or replace function posthouse.parse_jobs(jobs jsonb)
 returns table (ordinal int, kind text, payload jsonb, queue text, tenant text, priority int, delay interval,
   run_at timestamptz, due timestamptz, max_attempts int, timeout interval, dedupe_key text, dedupe_for interval, trace jsonb,
-  gates text[], tokens int)
+  gates text[], tokens int, dedupe_policy text, dedupe_by_payload boolean)
 language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
   select row_number() over ()::int, x.kind, coalesce(x.payload, '{}'), coalesce(x.queue, 'default'),
     coalesce(x.tenant, 'default'), coalesce(x.priority, 0), x.delay_ms * interval '1 millisecond', x.run_at,
     coalesce(x.run_at, clock_timestamp() + greatest(x.delay_ms, 0) * interval '1 millisecond', '-infinity'), coalesce(x.max_attempts, 5),
-    x.timeout_ms * interval '1 millisecond', x.dedupe_key, x.dedupe_for_ms * interval '1 millisecond', x.trace,
-    case when x.gates is null then '{}' else array(select g from unnest(x.gates) g where g not like chr(31) || '%') end, x.tokens
+    x.timeout_ms * interval '1 millisecond', coalesce(x.dedupe_key, case when x.dedupe_by_payload then posthouse.payload_key(coalesce(x.payload, '{}')) end),
+    x.dedupe_for_ms * interval '1 millisecond', x.trace,
+    case when x.gates is null then '{}' else array(select g from unnest(x.gates) g where g not like chr(31) || '%') end, x.tokens, x.dedupe_policy,
+    x.dedupe_key is not null and x.dedupe_by_payload
   from jsonb_to_recordset(jobs) x(kind text, payload jsonb, queue text, tenant text, priority int, delay_ms float8,
-    run_at timestamptz, max_attempts int, timeout_ms float8, dedupe_key text, dedupe_for_ms float8, trace jsonb, gates text[], tokens int)
+    run_at timestamptz, max_attempts int, timeout_ms float8, dedupe_key text, dedupe_for_ms float8, trace jsonb, gates text[], tokens int,
+    dedupe_policy text, dedupe_by_payload boolean)
 $$;
 
 -- Raise PH001 with the ordinal of the first job in an array that cannot be enqueued.
@@ -481,19 +497,19 @@ begin
   -- The usual case: everything is fine. Most jobs of an array differ in payload and key only, so those are looked at by
   -- themselves, and the rest once for all that share it.
   perform posthouse.check_job(d.kind, '{}', d.queue, d.tenant, d.priority, d.delay, d.run_at, d.max_attempts, d.timeout,
-    d.dedupe_key, d.dedupe_for, null, d.gates, d.tokens)
+    d.dedupe_key, d.dedupe_for, null, d.gates, d.tokens, d.dedupe_policy, d.dedupe_by_payload)
   from (select p.kind, p.queue, p.tenant, p.priority, p.delay, p.run_at, p.max_attempts, p.timeout, p.dedupe_for,
-          min(p.dedupe_key) as dedupe_key, p.gates, max(p.tokens) as tokens
+          min(p.dedupe_key) as dedupe_key, p.gates, max(p.tokens) as tokens, p.dedupe_policy, p.dedupe_by_payload
         from posthouse.parse_jobs(jobs) p
         group by p.kind, p.queue, p.tenant, p.priority, p.delay, p.run_at, p.max_attempts, p.timeout, p.dedupe_for,
-          p.dedupe_key is null, p.gates, p.tokens is null, p.tokens < 1) d;
+          p.dedupe_key is null, p.gates, p.tokens is null, p.tokens < 1, p.dedupe_policy, p.dedupe_by_payload) d;
   perform posthouse.check_job(p.kind, p.payload, p.queue, p.tenant, p.priority, p.delay, p.run_at, p.max_attempts, p.timeout,
-    p.dedupe_key, p.dedupe_for, p.trace, p.gates, null)
+    p.dedupe_key, p.dedupe_for, p.trace, p.gates, null, p.dedupe_policy, p.dedupe_by_payload)
   from posthouse.parse_jobs(jobs) p
   where pg_column_size(p.payload) > 33554432 or p.dedupe_key = '' or octet_length(p.dedupe_key) > 512 or pg_column_size(p.trace) > 16384;
   select k into field from jsonb_array_elements(jobs) j cross join lateral jsonb_object_keys(j) k
   where k not in ('kind', 'payload', 'queue', 'tenant', 'priority', 'delay_ms', 'run_at', 'max_attempts', 'timeout_ms',
-    'dedupe_key', 'dedupe_for_ms', 'trace', 'gates', 'tokens') limit 1;
+    'dedupe_key', 'dedupe_for_ms', 'dedupe_policy', 'dedupe_by_payload', 'trace', 'gates', 'tokens') limit 1;
   if field is not null then
     raise exception using errcode = 'PH001', message = format('unknown field %s', quote_ident(field));
   end if;
@@ -513,10 +529,11 @@ exception when others then
         end;
       end loop;
       perform posthouse.check_job(p.kind, p.payload, p.queue, p.tenant, p.priority, p.delay, p.run_at, p.max_attempts,
-        p.timeout, p.dedupe_key, p.dedupe_for, p.trace, p.gates, p.tokens) from posthouse.parse_jobs(jsonb_build_array(job)) p;
+        p.timeout, p.dedupe_key, p.dedupe_for, p.trace, p.gates, p.tokens, p.dedupe_policy, p.dedupe_by_payload)
+      from posthouse.parse_jobs(jsonb_build_array(job)) p;
       select k into field from jsonb_object_keys(job) k
       where k not in ('kind', 'payload', 'queue', 'tenant', 'priority', 'delay_ms', 'run_at', 'max_attempts', 'timeout_ms',
-        'dedupe_key', 'dedupe_for_ms', 'trace', 'gates', 'tokens') limit 1;
+        'dedupe_key', 'dedupe_for_ms', 'dedupe_policy', 'dedupe_by_payload', 'trace', 'gates', 'tokens') limit 1;
       if found then
         raise exception using errcode = 'PH001', message = format('unknown field %s', quote_ident(field)),
           hint = 'Durations are in milliseconds: delay_ms, timeout_ms, dedupe_for_ms.';

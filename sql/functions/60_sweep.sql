@@ -178,11 +178,11 @@ begin
   -- have given the key to a new job.
   for held in
     select x.tenant, x.scope, x.key from posthouse.dedupe x
-    where x.expires_at is null and not exists (select from posthouse.job j where j.id = x.job_id)
+    where x.expires_at is null and x.next_id is null and not exists (select from posthouse.job j where j.id = x.job_id)
     order by x.tenant, x.scope, x.key limit 1000 for update skip locked
   loop
     delete from posthouse.dedupe d where d.tenant = held.tenant and d.scope = held.scope and d.key = held.key
-      and d.expires_at is null and not exists (select from posthouse.job j where j.id = d.job_id);
+      and d.expires_at is null and d.next_id is null and not exists (select from posthouse.job j where j.id = d.job_id);
   end loop;
   -- Claims whose worker has no row: it was dead, or somebody removed it, which comes to the same.
   insert into posthouse.worker (id, host, pid, version, queues, kinds, slots, lease_ms, started_at, beat_at, expires_at, dead_at)
@@ -227,6 +227,8 @@ begin
     when 'tombstones' then more := posthouse.forget() >= 10000;
     when 'watch' then perform posthouse.watch();
     when 'alerts' then alerts := posthouse.tell_alerts();
+    when 'dedupe' then more := posthouse.follow_missed();
+    when 'depths' then perform posthouse.count_depths();
     when 'floors' then perform posthouse.advance_floors();
   end case;
 end $$;
@@ -242,7 +244,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
   -- Floors come last, since they hold off whoever gives jobs back to the front of the line until the end of this transaction.
-  parts constant text[] := array['stragglers', 'gates', 'shares', 'folds', 'usage', 'partitions', 'tombstones', 'watch', 'alerts', 'floors'];
+  parts constant text[] := array['stragglers', 'dedupe', 'depths', 'gates', 'shares', 'folds', 'usage', 'partitions', 'tombstones', 'watch', 'alerts', 'floors'];
   one text;
   began timestamptz;
   left_some boolean;

@@ -4,11 +4,13 @@
 
 use std::borrow::Borrow;
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use tokio::sync::{Mutex, Semaphore, mpsc, oneshot};
 
 use crate::error::{Error, Result};
 use crate::job::{Enqueued, NewJob};
+use crate::pause::Pause;
 use crate::store::{Database, Store};
 
 /// Jobs in one commit. More would make the first ones wait without saving much.
@@ -17,9 +19,11 @@ const BATCH_JOBS: usize = 500;
 const BATCH_BYTES: usize = 4 * 1024 * 1024;
 /// Enqueues that wait for their turn; more make the callers wait.
 const WAITING: usize = 10_000;
-/// Connections for enqueues with a dedupe key. Such an enqueue waits while another transaction holds its key, and would make
-/// everything behind it on its connection wait too.
+/// Connections for enqueues with a dedupe key. Such an enqueue waits while another transaction holds its key: a moment on its connection,
+/// which everything behind it there would have to wait for, and longer off it, between one try and the next.
 const KEYED_CONNECTIONS: usize = 4;
+/// How long an enqueue tries to get a key that another transaction holds.
+const KEY_PATIENCE: Duration = Duration::from_secs(30);
 
 struct Request {
     job: NewJob,
@@ -58,7 +62,8 @@ impl Gatherer {
     /// Enqueue a job; the answer comes after its commit.
     pub(super) async fn enqueue(&self, job: NewJob) -> Result<Enqueued> {
         if job.dedupe.is_some() {
-            return self.enqueue_keyed(job).await;
+            let answer = self.enqueue_keyed(&[job]).await?.pop();
+            return answer.ok_or_else(|| Error::schema("posthouse.enqueue answered nothing"));
         }
         if let Ok(_alone) = self.busy.try_lock() {
             return self.store.enqueue(&job).await;
@@ -74,10 +79,29 @@ impl Gatherer {
         answered.await.map_err(|_| gone())?
     }
 
-    async fn enqueue_keyed(&self, job: NewJob) -> Result<Enqueued> {
-        let _turn = self.keyed_turn.acquire().await.map_err(|_| Error::disconnected("closed", false))?;
-        let slot = Slot::take(&self.keyed_free)?;
-        self.keyed[slot.index].enqueue(&job).await
+    /// Enqueue jobs of which some have dedupe keys, in one commit.
+    pub(super) async fn enqueue_keyed(&self, jobs: &[NewJob]) -> Result<Vec<Enqueued>> {
+        let begun = Instant::now();
+        let mut pause = Pause::new(Duration::from_millis(20), Duration::from_millis(500));
+        loop {
+            let answer = {
+                let _turn = self.keyed_turn.acquire().await.map_err(|_| Error::disconnected("closed", false))?;
+                let slot = Slot::take(&self.keyed_free)?;
+                self.keyed[slot.index].enqueue_soon(jobs).await
+            };
+            match answer {
+                Err(error) if error.sqlstate() == Some("55P03") => {
+                    if begun.elapsed() > KEY_PATIENCE {
+                        return Err(error.saying(format!(
+                            "dedupe_key: another transaction has held it for {KEY_PATIENCE:?}; nothing was enqueued. See pg_stat_activity for \
+                             what is open that long"
+                        )));
+                    }
+                }
+                answer => return answer,
+            }
+            tokio::time::sleep(pause.next()).await;
+        }
     }
 }
 
@@ -152,11 +176,32 @@ async fn commit(store: &Store, batch: Vec<Request>) {
                 batches.push(batch.split_off(batch.len() / 2));
                 batches.push(batch);
             }
-            Err(error) => {
-                for request in batch {
-                    let _ = request.answer.send(Err(error.again()));
-                }
-            }
+            Err(error) => batches.extend(refuse(batch, &error)),
         }
     }
+}
+
+/// Tell those of a batch of an error that it is for. Where a queue or tenant is full, the others are to be tried again: those that are not of
+/// it, and as many of it as there is room for.
+fn refuse(batch: Vec<Request>, error: &Error) -> Vec<Vec<Request>> {
+    let mut again = Vec::new();
+    let refused = match error.full() {
+        Some((scope, name, room)) if batch.len() > 1 => {
+            let of = |job: &NewJob| if scope == "queue" { job.queue.clone() } else { job.tenant.clone() };
+            let is_of = |request: &Request| of(&request.job).as_deref().unwrap_or("default") == name;
+            let (mut theirs, mut others): (Vec<_>, Vec<_>) = batch.into_iter().partition(is_of);
+            // At least one is told, so that this comes to an end.
+            let refused = match theirs.len() {
+                0 => std::mem::take(&mut others),
+                some => theirs.split_off(room.min(some - 1)),
+            };
+            again = [theirs, others].into_iter().filter(|part| !part.is_empty()).collect();
+            refused
+        }
+        _ => batch,
+    };
+    for request in refused {
+        let _ = request.answer.send(Err(error.again()));
+    }
+    again
 }

@@ -10,7 +10,7 @@ use tokio_postgres::{GenericClient, Row};
 
 use super::connection::{Parameter, Store, p};
 use crate::error::{Error, Result};
-use crate::job::{DedupeFor, Enqueued, NewJob};
+use crate::job::{Dedupe, DedupeFor, DedupePolicy, Deduped, Enqueued, NewJob};
 
 // Short, with every parameter, and of the types that the function takes: what there is to parse and plan counts at each call.
 const ONE: &str =
@@ -20,14 +20,30 @@ const ONE: &str =
 const ONE_GATED: &str =
     "select id, state, duplicate from posthouse.enqueue($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, null, $12, $13)";
 
+/// The same for a job with a dedupe key.
+const ONE_KEYED: &str = "select id, state, duplicate, deduped from \
+    posthouse.enqueue($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, null, $12, $13, $14, $15)";
+
+/// The same, refused (55P03) where another transaction holds the key for longer than a moment: whoever asks does not keep the
+/// connection from those that have other keys. The setting ends with the statement's transaction.
+const ONE_SOON: &str = "select e.id, e.state, e.duplicate, e.deduped from \
+    (select set_config('lock_timeout', '20ms', true) offset 0) s(at_most) cross join lateral \
+    posthouse.enqueue(case when s.at_most is not null then $1 end, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, null, $12, $13, $14, $15) e";
+
 const MANY: &str = "select id, state, duplicate from posthouse.enqueue_many($1) order by ordinal";
+
+const MANY_SOON: &str = "select e.id, e.state, e.duplicate, e.deduped from \
+    (select set_config('lock_timeout', '20ms', true) offset 0) s(at_most) cross join lateral \
+    posthouse.enqueue_many(case when s.at_most is not null then $1 end) e order by e.ordinal";
+
+const MANY_KEYED: &str = "select id, state, duplicate, deduped from posthouse.enqueue_many($1) order by ordinal";
 
 /// The most jobs that `posthouse.enqueue_many` takes in one call.
 pub(crate) const MANY_MAX: usize = 10_000;
 
 impl NewJob {
     fn dedupe_for_ms(&self) -> Option<f64> {
-        match self.dedupe.as_ref()?.1 {
+        match self.dedupe.as_ref()?.stands {
             DedupeFor::UntilFinal => None,
             DedupeFor::Window(window) => Some(window.as_secs_f64() * 1000.0),
         }
@@ -38,7 +54,11 @@ impl NewJob {
     }
 
     fn statement(&self) -> &'static str {
-        if self.is_gated() { ONE_GATED } else { ONE }
+        match (self.dedupe.is_some(), self.is_gated()) {
+            (true, _) => ONE_KEYED,
+            (false, true) => ONE_GATED,
+            (false, false) => ONE,
+        }
     }
 
     fn parameters(&self) -> Vec<Parameter> {
@@ -54,12 +74,16 @@ impl NewJob {
             p(self.run_at.clone().map(Spelled), Type::TIMESTAMPTZ),
             p(self.max_attempts.map(|n| i32::try_from(n).unwrap_or(i32::MAX)), Type::INT4),
             p(self.timeout.map(|d| interval(d.as_secs_f64() * 1000.0)), Type::INTERVAL),
-            p(self.dedupe.as_ref().map(|d| d.0.clone()), Type::TEXT),
+            p(self.dedupe.as_ref().and_then(|d| d.key.clone()), Type::TEXT),
             p(self.dedupe_for_ms().map(interval), Type::INTERVAL),
         ];
-        if self.is_gated() {
+        if self.is_gated() || self.dedupe.is_some() {
             parameters.push(p(self.gates.clone(), Type::TEXT_ARRAY));
             parameters.push(p(self.tokens.map(|n| i32::try_from(n).unwrap_or(i32::MAX)), Type::INT4));
+        }
+        if let Some(Dedupe { policy, by_payload, .. }) = &self.dedupe {
+            parameters.push(p(policy.map(DedupePolicy::as_str), Type::TEXT));
+            parameters.push(p(by_payload.then_some(true), Type::BOOL));
         }
         parameters
     }
@@ -95,7 +119,7 @@ impl ToSql for Spelled {
 
 /// A job as `posthouse.enqueue_many` reads it.
 #[derive(Serialize)]
-struct Wire<'a> {
+pub(super) struct Wire<'a> {
     kind: &'a str,
     payload: &'a RawValue,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -116,6 +140,10 @@ struct Wire<'a> {
     dedupe_key: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     dedupe_for_ms: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dedupe_policy: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dedupe_by_payload: Option<bool>,
     #[serde(skip_serializing_if = "<[String]>::is_empty")]
     gates: &'a [String],
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -123,7 +151,7 @@ struct Wire<'a> {
 }
 
 impl<'a> Wire<'a> {
-    fn new(job: &'a NewJob) -> Self {
+    pub(super) fn new(job: &'a NewJob) -> Self {
         Self {
             kind: &job.kind,
             payload: &job.payload,
@@ -134,8 +162,10 @@ impl<'a> Wire<'a> {
             delay_ms: job.delay.map(|d| d.as_secs_f64() * 1000.0),
             max_attempts: job.max_attempts,
             timeout_ms: job.timeout.map(|d| d.as_secs_f64() * 1000.0),
-            dedupe_key: job.dedupe.as_ref().map(|d| d.0.as_str()),
+            dedupe_key: job.dedupe.as_ref().and_then(|d| d.key.as_deref()),
             dedupe_for_ms: job.dedupe_for_ms(),
+            dedupe_policy: job.dedupe.as_ref().and_then(|d| d.policy).map(DedupePolicy::as_str),
+            dedupe_by_payload: job.dedupe.as_ref().and_then(|d| d.by_payload.then_some(true)),
             gates: &job.gates,
             tokens: job.tokens,
         }
@@ -143,7 +173,13 @@ impl<'a> Wire<'a> {
 }
 
 fn enqueued(row: &Row) -> Result<Enqueued> {
-    Ok(Enqueued { id: row.try_get(0)?, state: row.try_get(1)?, duplicate: row.try_get(2)? })
+    let deduped = if row.len() > 3 { row.try_get::<_, Option<&str>>(3)?.and_then(Deduped::parse) } else { None };
+    Ok(Enqueued { id: row.try_get(0)?, state: row.try_get(1)?, duplicate: row.try_get(2)?, deduped })
+}
+
+fn wire(jobs: &[impl Borrow<NewJob>]) -> Result<Vec<Parameter>> {
+    let wire: Vec<Wire<'_>> = jobs.iter().map(|job| Wire::new(job.borrow())).collect();
+    Ok(vec![p(Json(serde_json::value::to_raw_value(&wire)?), Type::JSONB)])
 }
 
 /// What Postgres says of a payload that `jsonb` cannot hold, in words that name the field.
@@ -167,10 +203,19 @@ impl Store {
 
     /// Enqueue up to 10,000 jobs in one commit: all of them or, if one is refused, none. Answers in the order of the jobs.
     pub async fn enqueue_many(&self, jobs: &[impl Borrow<NewJob>]) -> Result<Vec<Enqueued>> {
-        let wire: Vec<Wire<'_>> = jobs.iter().map(|job| Wire::new(job.borrow())).collect();
-        let json = serde_json::value::to_raw_value(&wire)?;
-        let rows = self.call(MANY, vec![p(Json(json), Type::JSONB)]).await.map_err(name_the_payload)?;
+        let keyed = jobs.iter().any(|job| job.borrow().dedupe.is_some());
+        let rows = self.call(if keyed { MANY_KEYED } else { MANY }, wire(jobs)?).await.map_err(name_the_payload)?;
         rows.iter().map(enqueued).collect()
+    }
+
+    /// Enqueue jobs with dedupe keys, at once or not at all: an error with SQLSTATE 55P03 says that another transaction holds one of the
+    /// keys.
+    pub(crate) async fn enqueue_soon(&self, jobs: &[impl Borrow<NewJob>]) -> Result<Vec<Enqueued>> {
+        let answer = match jobs {
+            [job] => self.call(ONE_SOON, job.borrow().parameters()).await,
+            jobs => self.call(MANY_SOON, wire(jobs)?).await,
+        };
+        answer.map_err(name_the_payload)?.iter().map(enqueued).collect()
     }
 }
 

@@ -38,11 +38,19 @@ const MIGRATIONS: &[Migration] = &[
         breaking: false,
         sql: include_str!("../../sql/migrations/0005_isolation.sql"),
     },
+    Migration {
+        version: 8,
+        name: "guards",
+        breaking: false,
+        sql: include_str!("../../sql/migrations/0008_guards.sql"),
+    },
 ];
 
 const FUNCTIONS: &[&str] = &[
     include_str!("../../sql/functions/00_common.sql"),
     include_str!("../../sql/functions/10_enqueue.sql"),
+    include_str!("../../sql/functions/12_dedupe.sql"),
+    include_str!("../../sql/functions/13_depth.sql"),
     include_str!("../../sql/functions/15_gates.sql"),
     include_str!("../../sql/functions/16_admit.sql"),
     include_str!("../../sql/functions/20_claim.sql"),

@@ -3,6 +3,8 @@
 mod alerts;
 mod claim;
 mod cost;
+mod dedupe;
+mod dedupe_races;
 mod enqueue;
 mod gates;
 mod gates_closing;
