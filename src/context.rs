@@ -1,7 +1,7 @@
 //! What a handler may know and do: its job, its lease, whether it should stop, and where to note progress and usage.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use serde::Serialize;
@@ -28,6 +28,8 @@ struct Inner {
     worker: Uuid,
     lease: Arc<Lease>,
     deadline: Option<Instant>,
+    /// How long the handler ran.
+    took: OnceLock<Duration>,
     signal: Signal,
     usage: Mutex<Option<Box<RawValue>>>,
     store: Store,
@@ -62,7 +64,19 @@ impl Context {
         // A timeout too far to be represented is no timeout.
         let deadline = job.timeout.and_then(|timeout| now.checked_add(timeout));
         let (signal, usage) = (Signal::default(), Mutex::new(None));
-        Self { inner: Arc::new(Inner { job, worker, lease, deadline, signal, usage, store, admit_store }) }
+        Self {
+            inner: Arc::new(Inner {
+                job,
+                worker,
+                lease,
+                deadline,
+                took: OnceLock::new(),
+                signal,
+                usage,
+                store,
+                admit_store,
+            }),
+        }
     }
 
     /// The job's id.
@@ -183,6 +197,16 @@ impl Context {
 
     pub(crate) fn take_usage(&self) -> Option<Box<RawValue>> {
         self.inner.usage.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Notes how long the handler ran, when it has ended.
+    pub(crate) fn set_took(&self, took: Duration) {
+        let _ = self.inner.took.set(took);
+    }
+
+    /// How long the handler ran. `None`: it has not ended.
+    pub(crate) fn took(&self) -> Option<Duration> {
+        self.inner.took.get().copied()
     }
 
     pub(crate) fn job(&self) -> &ClaimedJob {

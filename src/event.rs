@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tracing::Level;
 use uuid::Uuid;
 
 use crate::error::Error;
@@ -105,6 +106,127 @@ pub enum Event<'a> {
         /// What it took.
         took: Duration,
     },
+}
+
+/// The target of what is logged about jobs. All targets of state changes begin with `posthouse::event`.
+const JOB: &str = "posthouse::event::job";
+
+/// A line about a job, at a level. Fields that are `None` are left out.
+macro_rules! log_job {
+    ($level:expr, $line:ident, $text:expr) => {
+        tracing::event!(target: JOB, $level, event = $line.event, job = $line.job.id, kind = $line.job.kind.as_str(),
+            queue = $line.job.queue.as_str(), tenant = $line.job.tenant.as_str(), attempt = $line.job.attempt,
+            max_attempts = $line.job.max_attempts, fence = $line.job.fence, worker = $line.worker.map(tracing::field::display),
+            took_ms = $line.took_ms, delay_ms = $line.delay_ms, class = $line.class, error = $line.error,
+            reason = $line.reason, "{}", $text)
+    };
+}
+
+/// What is logged about a job.
+struct Line<'a> {
+    event: &'static str,
+    job: &'a ClaimedJob,
+    worker: Option<Uuid>,
+    took_ms: Option<u64>,
+    delay_ms: Option<u64>,
+    class: Option<&'a str>,
+    error: Option<&'a str>,
+    reason: Option<&'a str>,
+}
+
+impl<'a> Event<'a> {
+    /// Logs it: one line, with the names of the API as fields. `worker` and `took` are of the attempt, if it is about one.
+    pub(crate) fn log(&self, worker: Option<Uuid>, took: Option<Duration>) {
+        match self {
+            Self::Registered { worker } => {
+                tracing::info!(target: "posthouse::event::worker", event = "registered", %worker, "{self}");
+            }
+            Self::LeaseLost { worker, reason } => {
+                tracing::warn!(target: "posthouse::event::worker", event = "lease_lost", %worker, reason, "{self}");
+            }
+            Self::ConnectionLost { error } => {
+                tracing::warn!(target: "posthouse::event::worker", event = "connection_lost", %error, "{self}");
+            }
+            Self::ConnectionRestored => {
+                tracing::info!(target: "posthouse::event::worker", event = "connection_restored", "{self}");
+            }
+            Self::Rescued { jobs } => {
+                tracing::info!(target: "posthouse::event::sweep", event = "rescued", jobs, "{self}");
+            }
+            Self::SweepFailed { sweep, error } => {
+                tracing::warn!(target: "posthouse::event::sweep", event = "sweep_failed", sweep, error, "{self}");
+            }
+            Self::Swept { parts, took } => {
+                tracing::trace!(target: "posthouse::event::sweep", event = "swept", parts, took_ms = millis(*took), "{self}");
+            }
+            _ => self.log_job(worker, took.map(millis)),
+        }
+    }
+
+    fn log_job(&self, worker: Option<Uuid>, took_ms: Option<u64>) {
+        let line =
+            |event, job| Line { event, job, worker, took_ms, delay_ms: None, class: None, error: None, reason: None };
+        match *self {
+            Self::Started { job } => {
+                let line = Line { took_ms: None, ..line("started", job) };
+                log_job!(Level::TRACE, line, self);
+            }
+            Self::Done { job } => {
+                let line = line("done", job);
+                log_job!(Level::DEBUG, line, self);
+            }
+            Self::Failed { job, error } => {
+                let line = line("failed", job).with_error(error);
+                log_job!(Level::WARN, line, self);
+            }
+            Self::Lost { job } => {
+                let line = line("lost", job);
+                log_job!(Level::WARN, line, self);
+            }
+            Self::Retry { job, delay, error } => {
+                let line = Line { delay_ms: Some(millis(delay)), ..line("retry", job).with_error(Some(error)) };
+                log_job!(Level::INFO, line, self);
+            }
+            Self::Snoozed { job, delay, reason } => {
+                let line = Line { delay_ms: Some(millis(delay)), reason: Some(reason), ..line("snoozed", job) };
+                log_job!(Level::INFO, line, self);
+            }
+            Self::Cancelled { job } => {
+                let line = line("cancelled", job);
+                log_job!(Level::INFO, line, self);
+            }
+            Self::Released { job } => {
+                let line = line("released", job);
+                log_job!(Level::INFO, line, self);
+            }
+            _ => {}
+        }
+    }
+}
+
+impl<'a> Line<'a> {
+    fn with_error(self, error: Option<&'a JobError>) -> Self {
+        Self {
+            class: error.map(|error| error.class.as_str()),
+            error: error.map(|error| error.message.as_str()),
+            ..self
+        }
+    }
+}
+
+/// The jobs of a claim, a line each.
+pub(crate) fn log_claimed(jobs: &[ClaimedJob], worker: Uuid) {
+    if tracing::enabled!(target: "posthouse::event::claim", Level::TRACE) {
+        for job in jobs {
+            tracing::trace!(target: "posthouse::event::claim", event = "claimed", job = job.id, kind = job.kind.as_str(),
+                queue = job.queue.as_str(), tenant = job.tenant.as_str(), attempt = job.attempt,
+                max_attempts = job.max_attempts, fence = job.fence, %worker, "job {} claimed", job.id);
+        }
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl fmt::Display for Event<'_> {

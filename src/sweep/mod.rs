@@ -52,12 +52,13 @@ pub struct Sweeper {
 impl Sweeper {
     /// A sweeper for this database.
     pub fn new(database: impl Into<Database>) -> Self {
-        Self { database: database.into(), emit: Arc::new(|_: &Event<'_>| {}) }
+        Self { database: database.into(), emit: Arc::new(|event: &Event<'_>| event.log(None, None)) }
     }
 
     /// Calls `listener` for every [`Event`] of the sweep. It must return quickly.
     pub fn on_event(mut self, listener: impl Fn(&Event<'_>) + Send + Sync + 'static) -> Self {
         self.emit = Arc::new(move |event: &Event<'_>| {
+            event.log(None, None);
             if catch_unwind(AssertUnwindSafe(|| listener(event))).is_err() {
                 tracing::warn!("the event listener panicked");
             }
@@ -196,7 +197,6 @@ impl Parts {
     }
 
     fn failed(&self, sweep: &str, error: &str) {
-        tracing::warn!(sweep, error, "sweep failed; it comes again");
         (self.emit)(&Event::SweepFailed { sweep, error });
     }
 }

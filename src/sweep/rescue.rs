@@ -55,7 +55,6 @@ impl Rescue {
         loop {
             let rescued = store.rescue(&suspects, MAX_JOBS).await?;
             if rescued.jobs > 0 {
-                tracing::info!(jobs = rescued.jobs, workers = suspects.len(), "jobs of dead workers given back");
                 emit(&Event::Rescued { jobs: rescued.jobs });
             }
             if !rescued.more {

@@ -66,7 +66,7 @@ enum Step {
 /// Runs the job and files its outcome.
 pub(crate) async fn attempt(shared: Arc<Shared>, claimed: Claimed) {
     let Claimed { context, payload, incarnation, slot, room } = claimed;
-    shared.emit(&Event::Started { job: context.job() });
+    shared.emit_of(&context, &Event::Started { job: context.job() });
     let span = tracing::info_span!(
         "attempt",
         job = context.job_id(),
@@ -80,7 +80,9 @@ pub(crate) async fn attempt(shared: Arc<Shared>, claimed: Claimed) {
         Some(handler) => run(handler, &context, payload).instrument(span).await,
         None => Ending::Decided(failed(JobError::new("kind", format!("no handler for kind `{}`", context.kind())))),
     };
-    shared.metered(|meter| meter.ran(context.job(), began.elapsed()));
+    let took = began.elapsed();
+    context.set_took(took);
+    shared.metered(|meter| meter.ran(context.job(), took));
     drop(slot);
     let (id, fence) = (context.job_id(), context.fence());
     let mut settlement = match ending {
@@ -88,8 +90,7 @@ pub(crate) async fn attempt(shared: Arc<Shared>, claimed: Claimed) {
         Ending::Release => Settlement::release(id, fence),
         Ending::Lost => {
             incarnation.ledger().let_go(id, fence);
-            tracing::warn!(job = id, kind = context.kind(), attempt = context.attempt(), "job lost");
-            return shared.emit(&Event::Lost { job: context.job() });
+            return shared.emit_of(&context, &Event::Lost { job: context.job() });
         }
     };
     settlement.usage = context.take_usage();

@@ -19,6 +19,7 @@ use serde_json::value::RawValue;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::context::Context;
+use crate::event::log_claimed;
 use crate::pause::{Pause, jitter};
 use crate::store::{ClaimedJob, NextDue, Settlement, Store};
 use crate::worker::attempt::{Claimed, attempt};
@@ -129,6 +130,7 @@ impl Claimer {
         let catch = match answer {
             Some(jobs) => {
                 self.shared.metered(|meter| meter.claimed(jobs.len()));
+                log_claimed(&jobs, incarnation.worker);
                 self.pause.reset();
                 self.busy = jobs.len() >= permits.slots.num_permits();
                 self.start(&incarnation, seq, jobs, permits)

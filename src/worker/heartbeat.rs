@@ -80,7 +80,6 @@ async fn register(shared: &Shared) -> Result<Option<(Arc<Incarnation>, Store)>> 
             Ok(incarnation) => {
                 shared.call_answered();
                 let (worker, incarnation) = (incarnation.worker, Arc::new(incarnation));
-                tracing::info!(%worker, queues = ?shared.settings.queues, "worker registered");
                 shared.metered(Meter::beaten);
                 shared.emit(&Event::Registered { worker });
                 shared.incarnation.send_replace(Some(incarnation.clone()));
@@ -183,7 +182,6 @@ impl<'a> Heart<'a> {
         };
         incarnation.end();
         shared.incarnation.send_replace(None);
-        tracing::warn!(worker = %incarnation.worker, reason, "lease lost: all handlers stopped");
         shared.emit(&Event::LeaseLost { worker: incarnation.worker, reason });
         true
     }

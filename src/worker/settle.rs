@@ -156,8 +156,8 @@ impl Settler {
                 }
                 other => {
                     let verdict = other.map(|settled| settled.verdict);
-                    tracing::warn!(job = id, fence, ?verdict, "the outcome was refused: the job is not ours any more");
-                    self.shared.emit(&Event::Lost { job: slip.context.job() });
+                    tracing::debug!(job = id, fence, ?verdict, "the outcome was refused: the job is not ours any more");
+                    self.shared.emit_of(&slip.context, &Event::Lost { job: slip.context.job() });
                     slip.incarnation.ledger().let_go(id, fence);
                     continue;
                 }
@@ -261,12 +261,5 @@ fn announce(shared: &Shared, context: &Context, settlement: &Settlement, state: 
         (_, Some(Outcome::Retry { error, delay })) => Event::Retry { job, error, delay: delay.unwrap_or_default() },
         (_, Some(Outcome::Snooze { delay, reason, .. })) => Event::Snoozed { job, delay: *delay, reason },
     };
-    let (id, kind, queue, tenant, attempt) = (job.id, &*job.kind, &*job.queue, &*job.tenant, job.attempt);
-    match error {
-        Some(error) => {
-            tracing::warn!(job = id, kind, queue, tenant, attempt, state, class = %error.class, error = %error, "attempt failed");
-        }
-        None => tracing::debug!(job = id, kind, queue, tenant, attempt, state, "outcome recorded"),
-    }
-    shared.emit(&event);
+    shared.emit_of(context, &event);
 }

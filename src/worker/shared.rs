@@ -190,8 +190,20 @@ impl Shared {
         }
     }
 
-    /// Counts the event and tells whoever listens. A listener that panics harms nobody.
+    /// Logs the event, counts it, and tells whoever listens.
     pub(crate) fn emit(&self, event: &Event<'_>) {
+        event.log(None, None);
+        self.heard(event);
+    }
+
+    /// The same of an event about an attempt.
+    pub(crate) fn emit_of(&self, attempt: &Context, event: &Event<'_>) {
+        event.log(Some(attempt.worker()), attempt.took());
+        self.heard(event);
+    }
+
+    /// A listener that panics harms nobody.
+    fn heard(&self, event: &Event<'_>) {
         self.tally.count(event);
         self.metered(|meter| meter.count(event));
         if let Some(on_event) = &self.on_event
@@ -206,7 +218,6 @@ impl Shared {
         const TOO_MANY_CONNECTIONS: &str = "53300";
         let away = error.is_disconnected() || error.is_server_down() || error.sqlstate() == Some(TOO_MANY_CONNECTIONS);
         if away && !self.disconnected.swap(true, Ordering::AcqRel) {
-            tracing::warn!(%error, "connection to Postgres lost");
             self.emit(&Event::ConnectionLost { error });
         }
     }
@@ -214,7 +225,6 @@ impl Shared {
     /// A call was answered: Postgres is there.
     pub(crate) fn call_answered(&self) {
         if self.disconnected.load(Ordering::Acquire) && self.disconnected.swap(false, Ordering::AcqRel) {
-            tracing::info!("connection to Postgres restored");
             self.emit(&Event::ConnectionRestored);
         }
     }

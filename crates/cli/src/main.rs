@@ -1,7 +1,7 @@
 //! The `posthouse` binary: from arguments to a command, one module each.
 //!
 //! [`args`] says what can be typed, the module of a command does it; [`connect`] finds the database, [`output`] writes to
-//! people and programs, [`style`] is how that looks, [`failure`] ends a command with a text that says what to do next.
+//! people and programs, [`style`] is how that looks, [`failure`] ends a command with a text that says what to do next, [`log`] is what is told meanwhile.
 
 mod alert;
 mod args;
@@ -19,6 +19,7 @@ mod failure;
 mod gate;
 mod job;
 mod jsonl;
+mod log;
 mod output;
 mod payload;
 mod pretty;
@@ -33,7 +34,6 @@ mod work;
 use std::process::ExitCode;
 
 use clap::Parser;
-use tracing_subscriber::EnvFilter;
 
 use args::{Cli, Command, Global};
 use failure::Result;
@@ -46,7 +46,7 @@ async fn main() -> ExitCode {
     }
     // Wrong arguments end the process here: exit code 2, or 0 for help and version.
     let Cli { global, command } = Cli::parse();
-    log_to_stderr(&global);
+    log::init(&global, matches!(command, Command::Work(_)));
     match run(command, &global).await {
         Ok(code) => code,
         Err(failure) => failure.report(),
@@ -72,16 +72,4 @@ async fn run(command: Command, global: &Global) -> Result<ExitCode> {
         Command::Bench(args) => bench::run(args, global).await,
         Command::Completions(args) => completions::run(&args),
     }
-}
-
-/// Log lines go to stderr, beside the output, never into it. POSTHOUSE_LOG chooses them, as in `posthouse=debug`.
-fn log_to_stderr(global: &Global) {
-    let default = match global.verbose {
-        // Alerts are for whoever looks at the worker; there is at most one in some minutes about a subject.
-        0 => "error,posthouse::alert=warn",
-        1 => "info",
-        _ => "debug",
-    };
-    let filter = EnvFilter::try_from_env("POSTHOUSE_LOG").unwrap_or_else(|_| EnvFilter::new(default));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
 }

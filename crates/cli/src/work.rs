@@ -12,12 +12,12 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use posthouse::Worker;
 use posthouse::store::{Database, WEBHOOK_KIND, WEBHOOK_QUEUE};
 use posthouse::sweep::Sweeper;
-use posthouse::worker::{Builder, Event};
+use posthouse::worker::Builder;
 use posthouse_llm::{Config, ConfigError, Engine};
 
 use crate::args::{ExecKind, Global, STOP_AT_EOF, Work};
 use crate::failure::{Failure, Result};
-use crate::{alert, connect, exec, output};
+use crate::{alert, connect, exec, log, output};
 
 /// The configuration that is read when none is named.
 const CONFIG: &str = "posthouse.toml";
@@ -44,8 +44,7 @@ pub(crate) async fn run(args: Work, global: &Global) -> Result<ExitCode> {
         allow_connections(args.concurrency.unwrap_or(CONCURRENCY));
     }
     let known = known::Known::load(engine, config_file(&args))?;
-    let json = global.json;
-    let with_starts = global.verbose > 0;
+    let json = log::is_json(global);
     let opening = line::Opening {
         queues: queues.clone(),
         kinds,
@@ -59,7 +58,7 @@ pub(crate) async fn run(args: Work, global: &Global) -> Result<ExitCode> {
         builder = alerts.register(builder);
         alerts.tell();
     }
-    let told = builder.on_event(move |event| tell(event, json, with_starts)).run().await;
+    let told = builder.run().await;
     // What is still being ended would otherwise be left to the watchdog.
     exec::wait_for_endings();
     let summary = told?;
@@ -69,9 +68,8 @@ pub(crate) async fn run(args: Work, global: &Global) -> Result<ExitCode> {
 
 /// Housekeeping and nothing else, until it is told to end.
 async fn sweep_only(database: Database, global: &Global) -> Result<ExitCode> {
-    let json = global.json;
-    print(&if json { line::sweeping_json() } else { line::sweeping_text() });
-    Sweeper::new(database).on_event(move |event| tell(event, json, false)).run().await?;
+    print(&if log::is_json(global) { line::sweeping_json() } else { line::sweeping_text() });
+    Sweeper::new(database).run().await?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -172,17 +170,6 @@ fn builder(args: &Work, engine: Option<Engine>, database: Database) -> Builder {
         builder = builder.handle_kind(kind, move |payload, context| exec::attempt(command.clone(), payload, context));
     }
     builder
-}
-
-fn tell(event: &Event<'_>, json: bool, with_starts: bool) {
-    if matches!(event, Event::Swept { .. }) {
-        return;
-    }
-    if json {
-        print(&line::event_json(event));
-    } else if with_starts || !matches!(event, Event::Started { .. }) {
-        print(&line::event_text(event));
-    }
 }
 
 /// Many systems allow a process 1,024 open files unless it asks for more; a thousand calls at once need that many

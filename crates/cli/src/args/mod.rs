@@ -14,7 +14,7 @@ mod tenant;
 mod time;
 mod usage;
 
-use clap::{ArgAction, Args, Parser, Subcommand};
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use alert::{Alert, AlertList, AlertSet, Switch};
 pub(crate) use bench::Bench;
@@ -70,6 +70,28 @@ pub(crate) struct Global {
     /// Log what happens, on stderr; twice for more. POSTHOUSE_LOG=FILTER chooses exactly
     #[arg(short, long, global = true, action = ArgAction::Count)]
     pub(crate) verbose: u8,
+
+    /// How log lines look, and those of `work`. Default: auto, which is text on a terminal, JSON otherwise
+    #[arg(
+        long,
+        global = true,
+        env = "POSTHOUSE_LOG_FORMAT",
+        value_enum,
+        default_value_t,
+        hide_default_value = true,
+        hide_possible_values = true,
+        value_name = "auto|text|json"
+    )]
+    pub(crate) log_format: LogFormat,
+}
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    #[default]
+    Auto,
+    Text,
+    Json,
 }
 
 #[derive(Debug, Subcommand)]

@@ -123,6 +123,7 @@ impl Crew {
         for name in ["POSTHOUSE_LEASE_MS", "POSTHOUSE_LISTEN_URL"] {
             command.env_remove(name);
         }
+        command.env("POSTHOUSE_LOG_FORMAT", "text");
         // What becomes of jobs is on the screen already; alerts would say it again.
         if std::env::var_os("POSTHOUSE_LOG").is_none() {
             command.env("POSTHOUSE_LOG", "error");

@@ -16,6 +16,8 @@ pub(crate) fn posthouse() -> Command {
     for variable in ["DATABASE_URL", "POSTHOUSE_LOG", "POSTHOUSE_LEASE_MS", "POSTHOUSE_LISTEN_URL", "XDG_STATE_HOME"] {
         command.env_remove(variable);
     }
+    // As on a terminal.
+    command.env("POSTHOUSE_LOG_FORMAT", "text");
     // No `dev` of this user is found.
     command.env("HOME", env!("CARGO_TARGET_TMPDIR"));
     command.stdin(Stdio::null());

@@ -9,6 +9,7 @@ mod bench_shapes;
 mod demo;
 mod dev;
 mod gates;
+mod logs;
 mod processes;
 mod prompts;
 mod receiver;

@@ -238,12 +238,17 @@ impl Gates {
         };
         match closed_for {
             Some(time) => tracing::info!(
-                endpoint = gate.name,
+                target: "posthouse::event::gate",
+                event = "gate_closed",
+                gate = gate.name,
                 finding = finding.as_str(),
                 closed_ms = crate::millis::millis(time),
-                "endpoint closed: {reason}"
+                reason,
+                "gate {} closed: {reason}", gate.name
             ),
-            None => tracing::info!(endpoint = gate.name, "endpoint open"),
+            None => {
+                tracing::info!(target: "posthouse::event::gate", event = "gate_opened", gate = gate.name, "gate {} open", gate.name);
+            }
         }
         self.lock().note(&gate.name, closed_for, (reason, finding));
         closed_for
