@@ -125,10 +125,30 @@ create table posthouse.dedupe (
   key text not null,
   job_id bigint not null,
   expires_at timestamp with time zone,
+  next_id bigint,
+  next_at timestamp with time zone,
+  body bytea,
   constraint dedupe_pkey PRIMARY KEY (tenant, scope, key)
 );
 CREATE INDEX dedupe_expires ON posthouse.dedupe USING btree (expires_at) WHERE (expires_at IS NOT NULL);
 CREATE INDEX dedupe_job ON posthouse.dedupe USING btree (job_id);
+CREATE INDEX dedupe_next ON posthouse.dedupe USING btree (job_id) WHERE (next_id IS NOT NULL);
+
+create table posthouse.depth_count (
+  scope text not null,
+  name text not null,
+  counted_at timestamp with time zone not null,
+  jobs bigint not null,
+  constraint depth_count_pkey PRIMARY KEY (scope, name, counted_at)
+);
+
+create table posthouse.depth_limit (
+  scope text not null,
+  name text not null,
+  max_depth integer not null,
+  constraint depth_limit_pkey PRIMARY KEY (scope, name),
+  constraint depth_limit_scope_check CHECK ((scope = ANY (ARRAY['queue'::text, 'tenant'::text])))
+);
 
 create table posthouse.gate (
   id bigint generated always as identity not null,
@@ -171,6 +191,14 @@ create table posthouse.gate_state (
   constraint gate_state_pkey PRIMARY KEY (gate_id, member, seq)
 );
 
+create table posthouse.gauge (
+  part text not null,
+  counted_at timestamp with time zone not null,
+  took_ms double precision not null,
+  gauges jsonb not null,
+  constraint gauge_pkey PRIMARY KEY (part, counted_at)
+);
+
 create table posthouse.id_range (
   lower bigint not null,
   upper bigint not null,
@@ -200,6 +228,7 @@ create table posthouse.job (
   reserved integer,
   instead text,
   admitted bigint[],
+  unsure integer,
   constraint job_pkey PRIMARY KEY (id)
 ) with (fillfactor=80, autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_threshold=2000);
 CREATE INDEX job_ready ON posthouse.job USING btree (lane_id, run_at, id) WHERE (state = 'queued'::posthouse.job_state);
@@ -223,10 +252,13 @@ create table posthouse.lane (
   gates text[] not null default '{}'::text[],
   serial text not null default ''::text,
   blocked_by bigint,
+  limited boolean not null default false,
   constraint lane_pkey PRIMARY KEY (id)
 ) with (fillfactor=70);
 CREATE INDEX lane_blocked ON posthouse.lane USING btree (blocked_by, awake_until) WHERE (blocked_by IS NOT NULL);
 CREATE INDEX lane_blocked_tenant ON posthouse.lane USING btree (COALESCE(blocked_by, (0)::bigint), tenant) WHERE (COALESCE(blocked_by, (0)::bigint) > 0);
+CREATE INDEX lane_limited_queue ON posthouse.lane USING btree (queue) WHERE (limited AND ((ready_at < 'infinity'::timestamp with time zone) OR (blocked_by IS NOT NULL)));
+CREATE INDEX lane_limited_tenant ON posthouse.lane USING btree (tenant) WHERE (limited AND ((ready_at < 'infinity'::timestamp with time zone) OR (blocked_by IS NOT NULL)));
 CREATE INDEX lane_name ON posthouse.lane USING btree (queue, tenant, serial, kind, priority, gates);
 CREATE INDEX lane_ready ON posthouse.lane USING btree (queue, priority, id) INCLUDE (kind, ready_at) WHERE (ready_at < 'infinity'::timestamp with time zone);
 
@@ -630,6 +662,45 @@ AS $function$
 $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.backlog(queue text)
+ RETURNS bigint
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
+AS $function$
+declare
+  running bigint;
+  due bigint;
+begin
+  if not (session_user = current_user or posthouse.sees_all()) then
+    raise exception using errcode = '42501', message = 'backlog: it counts the jobs of all tenants, and this login sees only its own',
+      hint = 'Bind the login to every tenant: select posthouse.bind_login(login, every_tenant => true).';
+  end if;
+  select coalesce(sum(r.jobs), 0) into running from posthouse.running_by_queue() r where r.queue = backlog.queue;
+  select count(*) into due
+  from (
+    select 1
+    from posthouse.lane l
+    cross join lateral (select coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
+                                         order by f.floor_at desc limit 1), '-infinity') as floor_at offset 0) f
+    cross join lateral (
+      select from posthouse.job j
+      where j.lane_id = l.id and j.state = 'queued' and j.run_at <= clock_timestamp() and j.run_at >= f.floor_at limit 10000) j
+    where l.queue = backlog.queue and l.ready_at <= clock_timestamp() and l.blocked_by is null
+    limit 10000) x;
+  if due = 10000 then
+    select greatest(due, coalesce(sum(case r.name when 'queue_due_jobs' then r.value else -r.value end), 0)::bigint) into due
+    from (select g.gauges from posthouse.gauge g where g.part = 'counts' order by g.counted_at desc limit 1) n
+    cross join lateral jsonb_to_recordset(n.gauges) r(name text, labels jsonb, value float8)
+    where r.name in ('queue_due_jobs', 'queue_held_jobs') and r.labels ->> 'queue' = backlog.queue;
+  end if;
+  return running + due;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.backoff(attempt integer)
  RETURNS interval
  LANGUAGE sql
@@ -865,6 +936,25 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.canonical_json(value jsonb)
+ RETURNS text
+ LANGUAGE plpgsql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  written text := value::text;
+begin
+  if written !~ E'\\.[0-9]*0([^0-9]|$)' then
+    return written;
+  end if;
+  -- Strings as they are, fractions without their zeros, all else as it is.
+  return (
+    select string_agg(coalesce(m.part[1], trim_scale(m.part[2]::numeric)::text, m.part[3]), '' order by m.n)
+    from regexp_matches(written, E'("(?:[^"\\\\]|\\\\.)*")|(-?[0-9]+\\.[0-9]+)|([^"0-9-]+|[0-9]+|-)', 'g') with ordinality m(part, n));
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.cap_json(value jsonb, most integer)
  RETURNS jsonb
  LANGUAGE sql
@@ -889,6 +979,64 @@ AS $function$
     else left(value, 4000) || format(' … [cut: %s bytes in all]', octet_length(value))
   end
 $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.check_dedupe(dedupe_key text, dedupe_for interval, dedupe_policy text, dedupe_by_payload boolean)
+ RETURNS void
+ LANGUAGE plpgsql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  by_payload boolean := coalesce(dedupe_by_payload, false);
+  complaint text := case
+    when dedupe_key is not null and by_payload then 'dedupe_by_payload: give it or a dedupe_key, not both'
+    when dedupe_key = '' or octet_length(dedupe_key) > 512
+      then format('dedupe_key: %s bytes long, 1 to 512 are allowed; pass a hash of a longer one', octet_length(dedupe_key))
+    when dedupe_for is not null and dedupe_key is null and not by_payload then 'dedupe_for: needs a dedupe_key or dedupe_by_payload'
+    when dedupe_for <= interval '0' then 'dedupe_for: must be more than zero; leave it out to hold the key until the job is final'
+    when dedupe_for > interval '10 years' then 'dedupe_for: more than 10 years'
+    when dedupe_policy not in ('keep', 'reject', 'replace', 'rerun', 'same')
+      then format('dedupe_policy: %s is not keep, reject, replace, rerun or same', quote_literal(dedupe_policy))
+    when dedupe_policy is not null and dedupe_key is null and not by_payload then 'dedupe_policy: needs a dedupe_key or dedupe_by_payload'
+    when dedupe_policy = 'rerun' and dedupe_for is not null
+      then 'dedupe_for: the policy rerun holds its key until the job is final, and for no other time'
+  end;
+begin
+  if complaint is not null then
+    raise exception using errcode = 'PH001', message = complaint;
+  end if;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.check_depth(queues text[], tenants text[], jobs integer[])
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  l record;
+  waiting bigint;
+begin
+  for l in
+    select d.scope, d.name, d.max_depth, n.jobs
+    from (select 'queue' as scope, q as name, sum(j) as jobs from unnest(check_depth.queues, check_depth.jobs) x(q, j) group by q
+          union all
+          select 'tenant', t, sum(j) from unnest(check_depth.tenants, check_depth.jobs) x(t, j) group by t) n
+    join posthouse.depth_limit d on d.scope = n.scope and d.name = n.name
+    where n.jobs > 0
+    order by d.scope, d.name
+  loop
+    waiting := posthouse.depth_of(l.scope, l.name, l.max_depth, l.jobs);
+    if waiting + l.jobs > l.max_depth then
+      raise exception using errcode = 'PH010',
+        message = format('%s %s is full: %s jobs wait, %s may', l.scope, quote_literal(l.name), waiting, l.max_depth),
+        detail = format('Room for %s more.', greatest(l.max_depth - waiting, 0)),
+        hint = format('Enqueue again when some have run; or raise the limit with posthouse.set_depth(%s => %s, max_depth => …).', l.scope, quote_literal(l.name)),
+        table = l.scope, constraint = l.name;
+    end if;
+  end loop;
+end $function$
 ;
 
 CREATE OR REPLACE FUNCTION posthouse.check_enqueue(tenant text, kind text)
@@ -972,7 +1120,7 @@ begin
 end $function$
 ;
 
-CREATE OR REPLACE FUNCTION posthouse.check_job(kind text, payload jsonb, queue text, tenant text, priority integer, delay interval, run_at timestamp with time zone, max_attempts integer, timeout interval, dedupe_key text, dedupe_for interval, trace jsonb, gates text[], tokens integer)
+CREATE OR REPLACE FUNCTION posthouse.check_job(kind text, payload jsonb, queue text, tenant text, priority integer, delay interval, run_at timestamp with time zone, max_attempts integer, timeout interval, dedupe_key text, dedupe_for interval, trace jsonb, gates text[], tokens integer, dedupe_policy text, dedupe_by_payload boolean)
  RETURNS void
  LANGUAGE plpgsql
  STABLE
@@ -995,9 +1143,6 @@ begin
     when max_attempts not between 1 and 1000 then format('max_attempts: %s is not between 1 and 1000', max_attempts)
     when timeout < interval '1 millisecond' then 'timeout: must be at least a millisecond; leave it out for no limit'
     when timeout > interval '1 year' then 'timeout: more than a year; leave it out for no limit'
-    when dedupe_for is not null and dedupe_key is null then 'dedupe_for: needs a dedupe_key'
-    when dedupe_for <= interval '0' then 'dedupe_for: must be more than zero; leave it out to hold the key until the job is final'
-    when dedupe_for > interval '10 years' then 'dedupe_for: more than 10 years'
     when pg_column_size(trace) > 16384 then 'trace: larger than 16 KiB; it is meant for a W3C trace context'
   end;
   if complaint is not null then
@@ -1007,11 +1152,8 @@ begin
   if tokens is not null then
     perform posthouse.check_tokens(kind, queue, tenant, gates, tokens);
   end if;
-  if dedupe_key is not null then
-    if dedupe_key = '' or octet_length(dedupe_key) > 512 then
-      raise exception using errcode = 'PH001',
-        message = format('dedupe_key: %s bytes long, 1 to 512 are allowed; pass a hash of a longer one', octet_length(dedupe_key));
-    end if;
+  if num_nonnulls(dedupe_key, dedupe_for, dedupe_policy, dedupe_by_payload) > 0 then
+    perform posthouse.check_dedupe(dedupe_key, dedupe_for, dedupe_policy, dedupe_by_payload);
   end if;
 end $function$
 ;
@@ -1048,19 +1190,19 @@ begin
   -- The usual case: everything is fine. Most jobs of an array differ in payload and key only, so those are looked at by
   -- themselves, and the rest once for all that share it.
   perform posthouse.check_job(d.kind, '{}', d.queue, d.tenant, d.priority, d.delay, d.run_at, d.max_attempts, d.timeout,
-    d.dedupe_key, d.dedupe_for, null, d.gates, d.tokens)
+    d.dedupe_key, d.dedupe_for, null, d.gates, d.tokens, d.dedupe_policy, d.dedupe_by_payload)
   from (select p.kind, p.queue, p.tenant, p.priority, p.delay, p.run_at, p.max_attempts, p.timeout, p.dedupe_for,
-          min(p.dedupe_key) as dedupe_key, p.gates, max(p.tokens) as tokens
+          min(p.dedupe_key) as dedupe_key, p.gates, max(p.tokens) as tokens, p.dedupe_policy, p.dedupe_by_payload
         from posthouse.parse_jobs(jobs) p
         group by p.kind, p.queue, p.tenant, p.priority, p.delay, p.run_at, p.max_attempts, p.timeout, p.dedupe_for,
-          p.dedupe_key is null, p.gates, p.tokens is null, p.tokens < 1) d;
+          p.dedupe_key is null, p.gates, p.tokens is null, p.tokens < 1, p.dedupe_policy, p.dedupe_by_payload) d;
   perform posthouse.check_job(p.kind, p.payload, p.queue, p.tenant, p.priority, p.delay, p.run_at, p.max_attempts, p.timeout,
-    p.dedupe_key, p.dedupe_for, p.trace, p.gates, null)
+    p.dedupe_key, p.dedupe_for, p.trace, p.gates, null, p.dedupe_policy, p.dedupe_by_payload)
   from posthouse.parse_jobs(jobs) p
   where pg_column_size(p.payload) > 33554432 or p.dedupe_key = '' or octet_length(p.dedupe_key) > 512 or pg_column_size(p.trace) > 16384;
   select k into field from jsonb_array_elements(jobs) j cross join lateral jsonb_object_keys(j) k
   where k not in ('kind', 'payload', 'queue', 'tenant', 'priority', 'delay_ms', 'run_at', 'max_attempts', 'timeout_ms',
-    'dedupe_key', 'dedupe_for_ms', 'trace', 'gates', 'tokens') limit 1;
+    'dedupe_key', 'dedupe_for_ms', 'dedupe_policy', 'dedupe_by_payload', 'trace', 'gates', 'tokens') limit 1;
   if field is not null then
     raise exception using errcode = 'PH001', message = format('unknown field %s', quote_ident(field));
   end if;
@@ -1080,10 +1222,11 @@ exception when others then
         end;
       end loop;
       perform posthouse.check_job(p.kind, p.payload, p.queue, p.tenant, p.priority, p.delay, p.run_at, p.max_attempts,
-        p.timeout, p.dedupe_key, p.dedupe_for, p.trace, p.gates, p.tokens) from posthouse.parse_jobs(jsonb_build_array(job)) p;
+        p.timeout, p.dedupe_key, p.dedupe_for, p.trace, p.gates, p.tokens, p.dedupe_policy, p.dedupe_by_payload)
+      from posthouse.parse_jobs(jsonb_build_array(job)) p;
       select k into field from jsonb_object_keys(job) k
       where k not in ('kind', 'payload', 'queue', 'tenant', 'priority', 'delay_ms', 'run_at', 'max_attempts', 'timeout_ms',
-        'dedupe_key', 'dedupe_for_ms', 'trace', 'gates', 'tokens') limit 1;
+        'dedupe_key', 'dedupe_for_ms', 'dedupe_policy', 'dedupe_by_payload', 'trace', 'gates', 'tokens') limit 1;
       if found then
         raise exception using errcode = 'PH001', message = format('unknown field %s', quote_ident(field)),
           hint = 'Durations are in milliseconds: delay_ms, timeout_ms, dedupe_for_ms.';
@@ -1488,6 +1631,86 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.count_depths()
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+  if not exists (select from posthouse.depth_limit) and not exists (select from posthouse.lane l where l.limited) then
+    return;
+  end if;
+  perform posthouse.mark_limited();
+  perform posthouse.note_depth(d.scope, d.name, d.max_depth) from posthouse.depth_limit d where d.max_depth > 10000;
+  delete from posthouse.depth_count c where not exists (
+    select from posthouse.depth_limit d where d.scope = c.scope and d.name = c.name and d.max_depth > 10000);
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.count_gauges(part text)
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  began timestamptz := clock_timestamp();
+  found jsonb;
+begin
+  if part = 'counts' then
+    select jsonb_agg(to_jsonb(g)) into found from posthouse.count_queues() g;
+  else
+    select jsonb_agg(to_jsonb(g)) into found
+    from (select f.* from posthouse.gauge_fleet() f union all select d.* from posthouse.gauge_database() d) g;
+  end if;
+  delete from posthouse.gauge g where g.part = count_gauges.part and g.counted_at < began;
+  insert into posthouse.gauge (part, counted_at, took_ms, gauges)
+  values (count_gauges.part, began, extract(epoch from clock_timestamp() - began) * 1000, coalesce(found, '[]'));
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.count_queues()
+ RETURNS TABLE(name text, labels jsonb, value double precision)
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET jit TO 'off'
+AS $function$
+begin
+  return query execute $q$
+    with lanes as materialized (
+      select l.id, l.queue, l.blocked_by is not null as is_held from posthouse.lane l
+    ), queued as materialized (
+      select j.lane_id, count(*) as jobs, count(*) filter (where j.run_at <= $1) as due
+      from posthouse.job j where j.state = 'queued' group by j.lane_id
+    ), dead as materialized (
+      select d.lane_id, count(*) as jobs from posthouse.dead_letter d group by d.lane_id
+    ), ended as materialized (
+      select t.lane_id, sum(t.jobs) filter (where t.state = 'done') as done, sum(t.jobs) filter (where t.state = 'cancelled') as cancelled
+      from posthouse.tally t group by t.lane_id
+    ), queues as materialized (
+      select l.queue, coalesce(sum(q.due), 0) as due, coalesce(sum(q.due) filter (where l.is_held), 0) as held,
+        coalesce(sum(q.jobs - q.due), 0) as later, coalesce(sum(d.jobs), 0) as dead, coalesce(sum(e.done), 0) as done,
+        coalesce(sum(e.cancelled), 0) as cancelled
+      from lanes l left join queued q on q.lane_id = l.id left join dead d on d.lane_id = l.id left join ended e on e.lane_id = l.id
+      group by l.queue
+    ), labelled as (
+      select n.label as queue, sum(q.due) as due, sum(q.held) as held, sum(q.later) as later, sum(q.dead) as dead, sum(q.done) as done,
+        sum(q.cancelled) as cancelled
+      from queues q
+      join posthouse.queue_labels((select array_agg(x.queue order by x.queue) from queues x),
+        (select array_agg((x.due + x.later)::bigint order by x.queue) from queues x)) n on n.queue = q.queue
+      group by n.label
+    )
+    select g.name, g.labels, g.value::float8 from labelled q cross join lateral (values
+      ('queue_due_jobs', jsonb_build_object('queue', q.queue), q.due),
+      ('queue_held_jobs', jsonb_build_object('queue', q.queue), q.held),
+      ('queue_later_jobs', jsonb_build_object('queue', q.queue), q.later),
+      ('queue_dead_letters', jsonb_build_object('queue', q.queue), q.dead),
+      ('queue_ended_jobs_total', jsonb_build_object('queue', q.queue, 'state', 'done'), q.done),
+      ('queue_ended_jobs_total', jsonb_build_object('queue', q.queue, 'state', 'cancelled'), q.cancelled)) g(name, labels, value)
+  $q$ using clock_timestamp();
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.count_running(counted bigint)
  RETURNS void
  LANGUAGE plpgsql
@@ -1528,6 +1751,30 @@ begin
   -- So that they count as jobs that passed gates.
   update posthouse.job j set reserved = 0
   where j.id = any(array(select unnest(s.job_ids) from posthouse.gate_state s where s.gate_id = counted)) and j.state = 'running' and j.reserved is null;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.count_waiting(scope text, name text, most bigint)
+ RETURNS bigint
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
+ SET jit TO 'off'
+AS $function$
+begin
+  -- Lanes that sleep with nothing to hold them back have no work.
+  if scope = 'queue' then
+    return (select count(*) from (
+      select from posthouse.lane l
+      cross join lateral (select from posthouse.job j where j.lane_id = l.id and j.state = 'queued' limit most offset 0) j
+      where l.queue = count_waiting.name and l.limited and (l.ready_at < 'infinity' or l.blocked_by is not null) limit most) x);
+  end if;
+  return (select count(*) from (
+    select from posthouse.lane l
+    cross join lateral (select from posthouse.job j where j.lane_id = l.id and j.state = 'queued' limit most offset 0) j
+    where l.tenant = count_waiting.name and l.limited and (l.ready_at < 'infinity' or l.blocked_by is not null) limit most) x);
 end $function$
 ;
 
@@ -1583,6 +1830,41 @@ begin
     end if;
   end if;
   return s;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.depth_of(scope text, name text, max_depth integer, more bigint)
+ RETURNS bigint
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+AS $function$
+declare
+  counted posthouse.depth_count;
+  waiting bigint;
+begin
+  if max_depth <= 10000 then
+    waiting := posthouse.count_waiting(depth_of.scope, depth_of.name, max_depth);
+    -- Near the limit those who enqueue at the same moment go one after the other, as far as that takes no longer than a tenth of a second; not
+    -- a transaction that goes on for longer, which would keep them waiting until its end.
+    if waiting + more <= max_depth and waiting + more + 64 > max_depth and posthouse.is_alone() then
+      for i in 1 .. 50 loop
+        exit when pg_try_advisory_xact_lock(1346912008, hashtext(depth_of.scope || ':' || depth_of.name));
+        perform pg_sleep(0.002);
+      end loop;
+      waiting := posthouse.count_waiting(depth_of.scope, depth_of.name, max_depth);
+    end if;
+    return waiting;
+  end if;
+  select c.* into counted from posthouse.depth_count c where c.scope = depth_of.scope and c.name = depth_of.name
+  order by c.scope desc, c.name desc, c.counted_at desc limit 1;
+  -- Nobody swept lately: whoever comes first counts anew.
+  if (counted.counted_at > clock_timestamp() - interval '30 seconds') is not true
+     and pg_try_advisory_xact_lock(1346912008, hashtext(depth_of.scope || ':' || depth_of.name)) then
+    return posthouse.note_depth(depth_of.scope, depth_of.name, max_depth);
+  end if;
+  return coalesce(counted.jobs, 0);
 end $function$
 ;
 
@@ -1653,8 +1935,8 @@ begin
 end $function$
 ;
 
-CREATE OR REPLACE FUNCTION posthouse.enqueue(kind text, payload jsonb DEFAULT '{}'::jsonb, queue text DEFAULT 'default'::text, tenant text DEFAULT 'default'::text, priority integer DEFAULT 0, delay interval DEFAULT NULL::interval, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, max_attempts integer DEFAULT NULL::integer, timeout interval DEFAULT NULL::interval, dedupe_key text DEFAULT NULL::text, dedupe_for interval DEFAULT NULL::interval, trace jsonb DEFAULT NULL::jsonb, gates text[] DEFAULT '{}'::text[], tokens integer DEFAULT NULL::integer)
- RETURNS TABLE(id bigint, state text, duplicate boolean)
+CREATE OR REPLACE FUNCTION posthouse.enqueue(kind text, payload jsonb DEFAULT '{}'::jsonb, queue text DEFAULT 'default'::text, tenant text DEFAULT 'default'::text, priority integer DEFAULT 0, delay interval DEFAULT NULL::interval, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, max_attempts integer DEFAULT NULL::integer, timeout interval DEFAULT NULL::interval, dedupe_key text DEFAULT NULL::text, dedupe_for interval DEFAULT NULL::interval, trace jsonb DEFAULT NULL::jsonb, gates text[] DEFAULT '{}'::text[], tokens integer DEFAULT NULL::integer, dedupe_policy text DEFAULT NULL::text, dedupe_by_payload boolean DEFAULT NULL::boolean)
+ RETURNS TABLE(id bigint, state text, duplicate boolean, deduped text)
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
  SET enable_seqscan TO 'off'
@@ -1666,11 +1948,13 @@ declare
   new_id bigint;
   holder bigint;
   lane_id bigint;
+  limited boolean;                    -- a limit of how many may wait may be for it; null: there is no lane yet
   housed boolean;                     -- whether there is a partition for it
   behind boolean;
   serial_by text;
   serial text := '';
   queued boolean := false;
+  keyed boolean := false;
   due timestamptz := '-infinity';
   long_ago timestamptz := clock_timestamp() - interval '3 seconds';     -- see posthouse.notify_lanes
   longer_ago timestamptz := long_ago - interval '7 seconds';
@@ -1686,12 +1970,12 @@ begin
     end if;
   end if;
   new_id := nextval('posthouse.job_id_seq');
-  select l.id, l.behind, exists (select from posthouse.id_range r where r.upper > new_id and r.lower <= new_id),
+  select l.id, l.behind, l.limited, exists (select from posthouse.id_range r where r.upper > new_id and r.lower <= new_id),
     (select q.serial_by from posthouse.queue q where q.name = enqueue.queue)
-  into lane_id, behind, housed, serial_by
+  into lane_id, behind, limited, housed, serial_by
   from (select) one
   left join lateral (
-    select l.id, case when alone then (
+    select l.id, l.limited, case when alone then (
         select true from posthouse.job j
         where j.lane_id = l.id and j.state = 'queued' and j.run_at < long_ago
           and j.run_at >= greatest(longer_ago, (select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
@@ -1707,21 +1991,40 @@ begin
   end if;
   -- The names of a lane were checked when it was made.
   if lane_id is null or num_nonnulls(enqueue.delay, enqueue.run_at, enqueue.max_attempts, enqueue.timeout, enqueue.dedupe_key,
-       enqueue.dedupe_for, enqueue.trace, enqueue.tokens) > 0 or (pg_column_size(enqueue.payload) <= 33554432) is not true then
+       enqueue.dedupe_for, enqueue.trace, enqueue.tokens, enqueue.dedupe_policy, enqueue.dedupe_by_payload) > 0 or (pg_column_size(enqueue.payload) <= 33554432) is not true then
     perform posthouse.check_job(enqueue.kind, enqueue.payload, enqueue.queue, enqueue.tenant, enqueue.priority, enqueue.delay,
       enqueue.run_at, enqueue.max_attempts, enqueue.timeout, enqueue.dedupe_key, enqueue.dedupe_for, enqueue.trace,
-      asked, enqueue.tokens);
+      asked, enqueue.tokens, enqueue.dedupe_policy, enqueue.dedupe_by_payload);
     due := coalesce(enqueue.run_at, clock_timestamp() + greatest(enqueue.delay, interval '0'), '-infinity');
   end if;
   if not housed then
     perform posthouse.make_partitions(new_id);
   end if;
-  if enqueue.dedupe_key is not null then
-    holder := posthouse.take_key(enqueue.tenant, enqueue.kind, enqueue.dedupe_key, new_id, enqueue.dedupe_for);
-    if holder <> new_id then
-      return query select holder, posthouse.state_of(holder), true;
-      return;
+  if enqueue.dedupe_key is not null or enqueue.dedupe_by_payload then
+    keyed := true;
+    dedupe_key := coalesce(enqueue.dedupe_key, posthouse.payload_key(enqueue.payload));
+    insert into posthouse.dedupe (tenant, scope, key, job_id, expires_at, body)
+    values (enqueue.tenant, enqueue.kind, enqueue.dedupe_key, new_id, clock_timestamp() + enqueue.dedupe_for,
+      case when enqueue.dedupe_policy = 'same' then posthouse.payload_hash(enqueue.payload) end)
+    on conflict do nothing;
+    if not found then
+      select t.holder, t.answer into holder, deduped from posthouse.take_held_key(enqueue.tenant, enqueue.kind, enqueue.dedupe_key, new_id,
+        enqueue.dedupe_for, coalesce(enqueue.dedupe_policy, 'keep'), enqueue.payload, due, '{}') t;
+      if deduped = 'replaced' then
+        perform posthouse.replace_job(holder, posthouse.lane_for(enqueue.queue, enqueue.priority, enqueue.tenant, enqueue.kind, asked, serial,
+          greatest(due, clock_timestamp())), enqueue.payload, enqueue.trace, due, enqueue.max_attempts, enqueue.timeout, enqueue.tokens);
+      end if;
+      if holder <> new_id then
+        return query select holder, posthouse.state_of(holder), true, deduped;
+        return;
+      end if;
     end if;
+  end if;
+  if limited is not false then
+    perform posthouse.check_depth(array[enqueue.queue], array[enqueue.tenant], array[1]);
+  end if;
+  if deduped = 'behind' then
+    due := 'infinity';
   end if;
   insert into posthouse.payload (id, payload, trace) values (new_id, enqueue.payload, enqueue.trace);
   -- The usual case, a lane that is awake: look once more after it is held. The clock is read within the statement, after the
@@ -1730,7 +2033,7 @@ begin
      and pg_advisory_xact_lock_shared(1346912001, (lane_id % 128)::int) is not null then
     insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, timeout_ms, keyed, tokens)
     select new_id, l.id, greatest(due, clock_timestamp()), clock_timestamp(), coalesce(enqueue.max_attempts, 5),
-      extract(epoch from enqueue.timeout) * 1000, enqueue.dedupe_key is not null, enqueue.tokens
+      extract(epoch from enqueue.timeout) * 1000, keyed, enqueue.tokens
     from posthouse.lane l where l.id = lane_id and (l.ready_at <= greatest(due, clock_timestamp()) or l.blocked_by is not null);
     queued := found;
   end if;
@@ -1738,9 +2041,11 @@ begin
     lane_id := posthouse.lane_for(enqueue.queue, enqueue.priority, enqueue.tenant, enqueue.kind, asked, serial, greatest(due, clock_timestamp()));
     insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, timeout_ms, keyed, tokens)
     values (new_id, lane_id, greatest(due, clock_timestamp()), clock_timestamp(), coalesce(enqueue.max_attempts, 5),
-      extract(epoch from enqueue.timeout) * 1000, enqueue.dedupe_key is not null, enqueue.tokens);
+      extract(epoch from enqueue.timeout) * 1000, keyed, enqueue.tokens);
   end if;
-  if behind is not true and current_setting('posthouse.notify', true) is distinct from 'off' then
+  if deduped = 'behind' then
+    perform posthouse.mark_behind(new_id, enqueue.tenant, enqueue.kind, enqueue.dedupe_key);
+  elsif behind is not true and current_setting('posthouse.notify', true) is distinct from 'off' then
     perform pg_notify('posthouse_wake', enqueue.queue);
   end if;
   id := new_id; state := 'queued'; duplicate := false;
@@ -1749,7 +2054,7 @@ end $function$
 ;
 
 CREATE OR REPLACE FUNCTION posthouse.enqueue_many(jobs jsonb)
- RETURNS TABLE(ordinal integer, id bigint, state text, duplicate boolean)
+ RETURNS TABLE(ordinal integer, id bigint, state text, duplicate boolean, deduped text)
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
  SET enable_seqscan TO 'off'
@@ -1762,6 +2067,7 @@ declare
   n int;
   ids bigint[];
   holders bigint[];
+  answers text[];                     -- what became of each by its dedupe key; null: nothing to say of any
   seen record;
   -- In variables of their own, where an element is found at once.
   queues text[];
@@ -1816,8 +2122,13 @@ begin
   kinds := seen.kinds;
   needed := array_fill(true, array[cardinality(kinds)]);
   if seen.keyed then
-    holders := posthouse.take_keys(jobs, ids);
-    needed := array(select bool_or(holders[o] = ids[o]) from generate_series(1, n) o group by seen.line_of[o] order by seen.line_of[o]);
+    select t.holders, t.answers into holders, answers from posthouse.take_keys(jobs, ids) t;
+    needed := array(select bool_or(holders[o] = ids[o] or answers[o] = 'replaced') from generate_series(1, n) o
+                    group by seen.line_of[o] order by seen.line_of[o]);
+  end if;
+  if seen.limited then
+    perform posthouse.check_depth(queues, tenants,
+      array(select count(*) filter (where holders[o] = ids[o])::int from generate_series(1, n) o group by seen.line_of[o] order by seen.line_of[o]));
   end if;
   for i in 1 .. cardinality(needed) loop
     lanes[i] := case when needed[i] then posthouse.lane_for(queues[i], seen.priorities[i], tenants[i], kinds[i],
@@ -1832,14 +2143,22 @@ begin
     select ids[o], lanes[seen.line_of[o]], clock_timestamp(), clock_timestamp(), 5, false from generate_series(1, n) o;
   else
     insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, timeout_ms, keyed, tokens)
-    select ids[p.ordinal], lanes[seen.line_of[p.ordinal]], greatest(p.due, clock_timestamp()), clock_timestamp(), p.max_attempts,
+    select ids[p.ordinal], lanes[seen.line_of[p.ordinal]],
+      case when answers[p.ordinal] = 'behind' then 'infinity' else greatest(p.due, clock_timestamp()) end, clock_timestamp(), p.max_attempts,
       extract(epoch from p.timeout) * 1000, p.dedupe_key is not null, p.tokens
     from posthouse.parse_jobs(jobs) p where holders[p.ordinal] = ids[p.ordinal];
+  end if;
+  if answers && array['replaced', 'behind'] then
+    perform case when answers[p.ordinal] = 'replaced'
+      then posthouse.replace_job(holders[p.ordinal], lanes[seen.line_of[p.ordinal]], p.payload, p.trace, p.due, p.max_attempts, p.timeout, p.tokens)
+      else posthouse.mark_behind(ids[p.ordinal], p.tenant, p.kind, p.dedupe_key) end
+    from posthouse.parse_jobs(jobs) p
+    where answers[p.ordinal] = 'replaced' and not holders[p.ordinal] = any(ids) or answers[p.ordinal] = 'behind' and holders[p.ordinal] = ids[p.ordinal];
   end if;
   perform posthouse.notify_lanes(lanes, queues);
   return query
     select o.n::int, holders[o.n],
-      case when holders[o.n] = ids[o.n] then 'queued' else posthouse.state_of(holders[o.n]) end, holders[o.n] <> ids[o.n]
+      case when holders[o.n] = ids[o.n] then 'queued' else posthouse.state_of(holders[o.n]) end, holders[o.n] <> ids[o.n], answers[o.n]
     from generate_series(1, n) o(n);
 end $function$
 ;
@@ -1984,11 +2303,11 @@ begin
   -- have given the key to a new job.
   for held in
     select x.tenant, x.scope, x.key from posthouse.dedupe x
-    where x.expires_at is null and not exists (select from posthouse.job j where j.id = x.job_id)
+    where x.expires_at is null and x.next_id is null and not exists (select from posthouse.job j where j.id = x.job_id)
     order by x.tenant, x.scope, x.key limit 1000 for update skip locked
   loop
     delete from posthouse.dedupe d where d.tenant = held.tenant and d.scope = held.scope and d.key = held.key
-      and d.expires_at is null and not exists (select from posthouse.job j where j.id = d.job_id);
+      and d.expires_at is null and d.next_id is null and not exists (select from posthouse.job j where j.id = d.job_id);
   end loop;
   -- Claims whose worker has no row: it was dead, or somebody removed it, which comes to the same.
   insert into posthouse.worker (id, host, pid, version, queues, kinds, slots, lease_ms, started_at, beat_at, expires_at, dead_at)
@@ -2105,6 +2424,62 @@ begin
   )
   select count(*) into folded from gone;
   return folded;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.follow_missed(max_jobs integer DEFAULT 1000)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
+AS $function$
+declare
+  held posthouse.dedupe;
+  n int := 0;
+begin
+  -- First the lock and then, in a statement of its own, the look: an enqueue may just have given the key to another job.
+  for held in
+    select x.* from posthouse.dedupe x
+    where x.next_id is not null and not exists (select from posthouse.job j where j.id = x.job_id)
+    order by x.job_id limit max_jobs for update skip locked
+  loop
+    select d.* into held from posthouse.dedupe d where d.tenant = held.tenant and d.scope = held.scope and d.key = held.key;
+    continue when held.next_id is null or exists (select from posthouse.job j where j.id = held.job_id);
+    n := n + posthouse.follow_up(held)::int;
+  end loop;
+  return n >= max_jobs;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.follow_up(held posthouse.dedupe)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
+AS $function$
+declare
+  j posthouse.job;
+begin
+  select x.* into j from posthouse.job x where x.id = held.next_id for update skip locked;
+  if j.id is null then
+    if exists (select from posthouse.job x where x.id = held.next_id) then
+      return false;
+    end if;
+    -- Cancelled meanwhile.
+    delete from posthouse.dedupe d where d.tenant = held.tenant and d.scope = held.scope and d.key = held.key;
+    return true;
+  end if;
+  update posthouse.dedupe d set job_id = j.id, expires_at = null, next_id = null, next_at = null
+  where d.tenant = held.tenant and d.scope = held.scope and d.key = held.key;
+  -- Unless somebody asked for it to run at once.
+  if j.state = 'queued' and j.run_at = 'infinity' then
+    perform posthouse.requeue_job(j, greatest(held.next_at, clock_timestamp()), false, false, null);
+  end if;
+  return true;
 end $function$
 ;
 
@@ -2448,6 +2823,99 @@ AS $function$
 $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.gauge_database()
+ RETURNS TABLE(name text, labels jsonb, value double precision)
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET jit TO 'off'
+AS $function$
+begin
+  return query
+    select g.name, '{}'::jsonb, coalesce(g.value, 0)::float8
+    from (
+      select max(extract(epoch from clock_timestamp() - h.since)) as seconds, max(age(h.xmin)) as transactions
+      from (
+        select a.xact_start as since, a.backend_xmin as xmin from pg_stat_activity a
+        where a.backend_xmin is not null and a.pid <> pg_backend_pid() and a.backend_type <> 'walsender'
+        union all select null, a.backend_xmin from pg_stat_replication a where a.backend_xmin is not null
+        union all select x.prepared, x.transaction from pg_prepared_xacts x
+        union all select null, s.xmin from pg_replication_slots s where s.xmin is not null
+        union all select null, s.catalog_xmin from pg_replication_slots s where s.catalog_xmin is not null) h) x
+    cross join lateral (values
+      ('database_xmin_age_seconds', x.seconds), ('database_xmin_age_transactions', x.transactions)) g(name, value);
+  return query
+    select g.name, jsonb_build_object('table', t.name), g.value::float8
+    from (
+      select regexp_replace(s.relname, '^(payload|archive)_[0-9]+$', '\1') as name, sum(s.n_live_tup) as live, sum(s.n_dead_tup) as dead,
+        sum(pg_total_relation_size(s.relid)) as bytes
+      from pg_stat_all_tables s
+      join pg_class c on c.oid = s.relid and c.relkind = 'r'
+      where s.schemaname = 'posthouse'
+        and regexp_replace(s.relname, '^(payload|archive)_[0-9]+$', '\1') = any(array['job', 'payload', 'archive', 'dead_letter', 'tombstone',
+          'attempt', 'claimed', 'lane', 'lane_floor', 'gate_state', 'dedupe', 'usage'])
+      group by 1) t
+    cross join lateral (values
+      ('table_live_rows', t.live), ('table_dead_rows', t.dead), ('table_bytes', t.bytes)) g(name, value);
+  return query
+    select 'database_connections', jsonb_build_object('owner', c.owner), count(*)::float8
+    from (
+      select case when a.application_name like 'posthouse/%' then 'posthouse' else 'other' end as owner
+      from pg_stat_activity a where a.backend_type = 'client backend') c
+    group by c.owner
+    union all
+    select 'database_connections_max', '{}', current_setting('max_connections')::float8;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.gauge_fleet()
+ RETURNS TABLE(name text, labels jsonb, value double precision)
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET jit TO 'off'
+AS $function$
+begin
+  return query
+    with running as materialized (select r.* from posthouse.running_by_queue() r
+    ), oldest as materialized (select o.* from posthouse.oldest_by_queue() o
+    ), queues as materialized (
+      select l.queue, coalesce(max(r.jobs), 0) as running,
+        coalesce(greatest(extract(epoch from clock_timestamp() - max(o.run_at)), 0), 0)::float8 as age
+      from (select distinct x.queue from posthouse.lane x) l left join running r on r.queue = l.queue left join oldest o on o.queue = l.queue
+      group by l.queue
+    ), labelled as (
+      select n.label as queue, sum(q.running) as running, max(q.age) as age
+      from queues q
+      join posthouse.queue_labels((select array_agg(x.queue order by x.queue) from queues x),
+        (select array_agg(x.running + ceil(x.age)::bigint order by x.queue) from queues x)) n on n.queue = q.queue
+      group by n.label
+    )
+    select g.name, jsonb_build_object('queue', q.queue), g.value from labelled q cross join lateral (values
+      ('queue_running_jobs', q.running::float8), ('queue_oldest_due_age_seconds', q.age)) g(name, value);
+  return query
+    select g.name, g.labels, coalesce(g.value, 0)::float8
+    from (
+      select count(*) filter (where posthouse.lease_end(w) > clock_timestamp()) as live,
+        count(*) filter (where posthouse.lease_end(w) <= clock_timestamp()) as expired,
+        sum(w.slots) filter (where posthouse.lease_end(w) > clock_timestamp()) as slots
+      from posthouse.worker w where w.dead_at is null) w
+    cross join lateral (values
+      ('fleet_workers', '{"state": "live"}'::jsonb, w.live), ('fleet_workers', '{"state": "expired"}', w.expired),
+      ('fleet_slots', '{}', w.slots)) g(name, labels, value);
+  return query
+    with gates as materialized (
+      select case when g.name ~ '^(queue|tenant|model|endpoint):' then split_part(g.name, ':', 1) else 'named' end as scope,
+        g.closed_by, g.max_running, g.running
+      from posthouse.gates g where g.name < 'serial:' or g.name >= 'serial;'
+    )
+    select 'gates_closed', jsonb_build_object('scope', s.scope, 'closed_by', b.closed_by),
+      (select count(*) from gates g where g.scope = s.scope and g.closed_by = b.closed_by)::float8
+    from unnest(array['queue', 'tenant', 'model', 'endpoint', 'named']) s(scope), unnest(array['person', 'provider', 'quota', 'breaker']) b(closed_by)
+    union all
+    select 'gate_room_ratio', jsonb_build_object('scope', g.scope), min(greatest(1 - g.running / g.max_running::float8, 0))
+    from gates g where g.max_running is not null group by g.scope;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.heartbeat(worker uuid, mark bigint DEFAULT 0, oldest bigint DEFAULT 1, held_count bigint DEFAULT NULL::bigint, held_id_sum numeric DEFAULT NULL::numeric, held_fence_sum numeric DEFAULT NULL::numeric, held_ids bigint[] DEFAULT NULL::bigint[], held_fences bigint[] DEFAULT NULL::bigint[])
  RETURNS TABLE(expires_in_ms bigint, mismatch boolean, cancel bigint[], lost bigint[], released integer)
  LANGUAGE plpgsql
@@ -2754,6 +3222,19 @@ AS $function$
 $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.is_limited(queue text, tenant text)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+AS $function$
+begin
+  return exists (select from posthouse.depth_limit d where d.scope = 'queue' and d.name = is_limited.queue)
+    or exists (select from posthouse.depth_limit d where d.scope = 'tenant' and d.name = is_limited.tenant);
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.is_probed(g posthouse.gate, now_at timestamp with time zone)
  RETURNS boolean
  LANGUAGE plpgsql
@@ -2895,8 +3376,9 @@ begin
   if found then
     return posthouse.wake_lane(lane_id, due);
   end if;
-  insert into posthouse.lane (queue, priority, tenant, kind, gates, serial, ready_at, awake_until)
-  values (lane_for.queue, lane_for.priority, lane_for.tenant, lane_for.kind, lane_for.gates, lane_for.serial, due,
+  insert into posthouse.lane (queue, priority, tenant, kind, gates, serial, limited, ready_at, awake_until)
+  values (lane_for.queue, lane_for.priority, lane_for.tenant, lane_for.kind, lane_for.gates, lane_for.serial,
+          posthouse.is_limited(lane_for.queue, lane_for.tenant), due,
           greatest(clock_timestamp(), due) + interval '10 seconds')
   returning lane.id into lane_id;
   perform posthouse.hold_lane(lane_id);
@@ -3093,6 +3575,66 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.mark_behind(job_id bigint, tenant text, scope text, key text)
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+AS $function$
+begin
+  update posthouse.job j set reason = (
+    select format('waits until job %s is final, whose dedupe key it has too', d.job_id) from posthouse.dedupe d
+    where d.tenant = mark_behind.tenant and d.scope = mark_behind.scope and d.key = mark_behind.key)
+  where j.id = mark_behind.job_id;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.mark_limited()
+ RETURNS void
+ LANGUAGE sql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+  update posthouse.lane l set limited = not l.limited
+  where l.id in (
+    select x.id from posthouse.lane x
+    left join posthouse.depth_limit q on q.scope = 'queue' and q.name = x.queue
+    left join posthouse.depth_limit t on t.scope = 'tenant' and t.name = x.tenant
+    where x.limited <> (q.name is not null or t.name is not null)
+    order by x.id for no key update of x skip locked)
+$function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.metrics()
+ RETURNS TABLE(name text, labels jsonb, value double precision)
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+AS $function$
+begin
+  return query
+    select v.name, v.labels, v.value
+    from unnest(array['gauges', 'counts']) p(part)
+    cross join lateral (
+      select g.* from posthouse.gauge g where g.part = p.part order by g.counted_at desc limit 1) n
+    cross join lateral (
+      select r.name, r.labels, r.value from jsonb_to_recordset(n.gauges) r(name text, labels jsonb, value float8)
+      union all
+      select 'gauges_counted_timestamp_seconds', jsonb_build_object('part', p.part), extract(epoch from n.counted_at)::float8
+      union all
+      select 'gauges_duration_seconds', jsonb_build_object('part', p.part), n.took_ms / 1000) v;
+  return query
+    select v.name, jsonb_build_object('part', s.name), v.value::float8
+    from posthouse.sweep s cross join lateral (values
+      ('sweep_ran_timestamp_seconds', case when s.ran_at = '-infinity' then 0 else extract(epoch from s.ran_at) end),
+      ('sweep_duration_seconds', s.took_ms / 1000), ('sweep_runs_total', s.runs), ('sweep_failures_total', s.failures),
+      ('sweep_failing', (s.failing_since is not null)::int)) v(name, value);
+  return query select 'clock', '{}'::jsonb, extract(epoch from clock_timestamp())::float8;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.models_instead(lanes bigint[])
  RETURNS text[]
  LANGUAGE plpgsql
@@ -3200,6 +3742,22 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.note_depth(scope text, name text, max_depth integer)
+ RETURNS bigint
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  now_at timestamptz := clock_timestamp();
+  n bigint := posthouse.count_waiting(note_depth.scope, note_depth.name, max_depth);
+begin
+  insert into posthouse.depth_count (scope, name, counted_at, jobs) values (note_depth.scope, note_depth.name, now_at, n)
+  on conflict do nothing;
+  delete from posthouse.depth_count c where c.scope = note_depth.scope and c.name = note_depth.name and c.counted_at < now_at;
+  return n;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.notify_lanes(lanes bigint[], queues text[])
  RETURNS void
  LANGUAGE plpgsql
@@ -3250,6 +3808,34 @@ CREATE OR REPLACE FUNCTION posthouse.number_of(value jsonb, otherwise double pre
 AS $function$
   select case when jsonb_typeof(value) = 'number' and abs(value::numeric) < 1e300 then value::float8 else otherwise end
 $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.oldest_by_queue()
+ RETURNS TABLE(queue text, run_at timestamp with time zone)
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
+AS $function$
+begin
+  return query
+    with awake as materialized (
+      select l.id, l.queue from posthouse.lane l
+      where l.ready_at < 'infinity' and (l.ready_at <= clock_timestamp() or (l.blocked_by is not null
+        and not exists (select from posthouse.gate g where g.id = l.blocked_by and g.closed_until > clock_timestamp())))
+    )
+    select a.queue, min(j.run_at)
+    from awake a
+    cross join lateral (select coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = a.id
+                                         order by f.floor_at desc limit 1), '-infinity') as floor_at offset 0) f
+    cross join lateral (
+      select j.run_at from posthouse.job j
+      where j.lane_id = a.id and j.state = 'queued' and j.run_at <= clock_timestamp() and j.run_at >= f.floor_at
+      order by j.lane_id, j.run_at, j.id limit 1) j
+    group by a.queue;
+end $function$
 ;
 
 CREATE OR REPLACE FUNCTION posthouse.oldest_lane(queues text[], kinds text[], due timestamp with time zone)
@@ -3344,7 +3930,7 @@ end $function$
 ;
 
 CREATE OR REPLACE FUNCTION posthouse.parse_jobs(jobs jsonb)
- RETURNS TABLE(ordinal integer, kind text, payload jsonb, queue text, tenant text, priority integer, delay interval, run_at timestamp with time zone, due timestamp with time zone, max_attempts integer, timeout interval, dedupe_key text, dedupe_for interval, trace jsonb, gates text[], tokens integer)
+ RETURNS TABLE(ordinal integer, kind text, payload jsonb, queue text, tenant text, priority integer, delay interval, run_at timestamp with time zone, due timestamp with time zone, max_attempts integer, timeout interval, dedupe_key text, dedupe_for interval, trace jsonb, gates text[], tokens integer, dedupe_policy text, dedupe_by_payload boolean)
  LANGUAGE sql
  STABLE
  SET search_path TO 'pg_catalog', 'pg_temp'
@@ -3352,10 +3938,13 @@ AS $function$
   select row_number() over ()::int, x.kind, coalesce(x.payload, '{}'), coalesce(x.queue, 'default'),
     coalesce(x.tenant, 'default'), coalesce(x.priority, 0), x.delay_ms * interval '1 millisecond', x.run_at,
     coalesce(x.run_at, clock_timestamp() + greatest(x.delay_ms, 0) * interval '1 millisecond', '-infinity'), coalesce(x.max_attempts, 5),
-    x.timeout_ms * interval '1 millisecond', x.dedupe_key, x.dedupe_for_ms * interval '1 millisecond', x.trace,
-    case when x.gates is null then '{}' else array(select g from unnest(x.gates) g where g not like chr(31) || '%') end, x.tokens
+    x.timeout_ms * interval '1 millisecond', coalesce(x.dedupe_key, case when x.dedupe_by_payload then posthouse.payload_key(coalesce(x.payload, '{}')) end),
+    x.dedupe_for_ms * interval '1 millisecond', x.trace,
+    case when x.gates is null then '{}' else array(select g from unnest(x.gates) g where g not like chr(31) || '%') end, x.tokens, x.dedupe_policy,
+    x.dedupe_key is not null and x.dedupe_by_payload
   from jsonb_to_recordset(jobs) x(kind text, payload jsonb, queue text, tenant text, priority int, delay_ms float8,
-    run_at timestamptz, max_attempts int, timeout_ms float8, dedupe_key text, dedupe_for_ms float8, trace jsonb, gates text[], tokens int)
+    run_at timestamptz, max_attempts int, timeout_ms float8, dedupe_key text, dedupe_for_ms float8, trace jsonb, gates text[], tokens int,
+    dedupe_policy text, dedupe_by_payload boolean)
 $function$
 ;
 
@@ -3404,6 +3993,26 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.payload_hash(payload jsonb)
+ RETURNS bytea
+ LANGUAGE sql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+  select sha256(convert_to(posthouse.canonical_json(payload), 'UTF8'))
+$function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.payload_key(payload jsonb)
+ RETURNS text
+ LANGUAGE sql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+  select 'sha256:' || encode(posthouse.payload_hash(payload), 'hex')
+$function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.progress(worker uuid, id bigint, fence bigint, progress jsonb)
  RETURNS boolean
  LANGUAGE plpgsql
@@ -3439,6 +4048,17 @@ AS $function$
     delete from posthouse.payload p where p.id in (select g.id from gone g)
   )
   select count(*) from gone
+$function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.queue_labels(queues text[], jobs bigint[])
+ RETURNS TABLE(queue text, label text)
+ LANGUAGE sql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+  select q.queue, case when row_number() over (order by q.jobs desc, q.queue) <= 100 then q.queue else 'other' end
+  from unnest(queues, jobs) q(queue, jobs)
 $function$
 ;
 
@@ -3531,6 +4151,28 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.refuse_held(held posthouse.dedupe, policy text, payload jsonb)
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+AS $function$
+begin
+  if policy = 'reject' then
+    raise exception using errcode = 'PH008',
+      message = format('dedupe_key: job %s holds it (%s)', held.job_id, posthouse.state_of(held.job_id)),
+      hint = case when held.expires_at is null then 'The key is free when that job is done, failed or cancelled.'
+        else format('The key is free at %s.', held.expires_at) end;
+  elsif policy = 'same' and not (case when held.body is not null then held.body = posthouse.payload_hash(refuse_held.payload)
+      else coalesce((select p.payload = refuse_held.payload from posthouse.payload p where p.id = held.job_id), false) end) then
+    raise exception using errcode = 'PH009',
+      message = format('dedupe_key: job %s holds it with another payload (%s)', held.job_id, posthouse.state_of(held.job_id)),
+      hint = 'One key stands for one payload: use another key, or the payload of before.';
+  end if;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.refuse_stranger()
  RETURNS void
  LANGUAGE plpgsql
@@ -3616,6 +4258,69 @@ begin
   perform posthouse.count_running(g.id) from posthouse.gate g
   where g.name = left(remove_gate.name, strpos(remove_gate.name, ':')) || '*' and g.max_running is not null;
   return gone is not null;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.replace_held(held posthouse.dedupe, live posthouse.job_state, new_id bigint, dedupe_for interval, policy text, due timestamp with time zone, OUT holder bigint, OUT answer text)
+ RETURNS record
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
+AS $function$
+declare
+  waits bigint := case when live = 'queued' then held.job_id else held.next_id end;
+begin
+  perform from posthouse.job j where j.id = waits and j.state = 'queued' and (live = 'queued' or j.run_at = 'infinity') for update skip locked;
+  if found then
+    update posthouse.dedupe d set body = null, expires_at = coalesce(clock_timestamp() + dedupe_for, d.expires_at),
+      next_at = case when live = 'queued' then d.next_at else due end
+    where d.tenant = held.tenant and d.scope = held.scope and d.key = held.key;
+    holder := waits;
+    answer := 'replaced';
+  elsif exists (select from posthouse.job j where j.id = waits and j.state = 'queued' and (live = 'queued' or j.run_at = 'infinity')) then
+    return;
+  elsif live = 'queued' then
+    -- It was taken just now.
+    return;
+  elsif policy = 'rerun' then
+    update posthouse.dedupe d set next_id = new_id, next_at = due, expires_at = null, body = null
+    where d.tenant = held.tenant and d.scope = held.scope and d.key = held.key;
+    holder := new_id;
+    answer := 'behind';
+  else
+    holder := held.job_id;
+    answer := 'kept';
+  end if;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.replace_job(job_id bigint, to_lane bigint, payload jsonb, trace jsonb, due timestamp with time zone, max_attempts integer, timeout interval, tokens integer)
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+AS $function$
+declare
+  j posthouse.job;
+begin
+  select x.* into j from posthouse.job x where x.id = replace_job.job_id;
+  update posthouse.payload p set payload = replace_job.payload, trace = replace_job.trace where p.id = replace_job.job_id;
+  update posthouse.job x set lane_id = to_lane, attempt = 0, max_attempts = coalesce(replace_job.max_attempts, 5),
+    timeout_ms = extract(epoch from replace_job.timeout) * 1000, tokens = replace_job.tokens,
+    run_at = case when j.run_at = 'infinity' then j.run_at else greatest(due, clock_timestamp()) end,
+    reason = case when j.run_at = 'infinity' then j.reason end,
+    -- A place that it kept among jobs that run one at a time goes by its fence.
+    fence = j.fence + (j.lane_id <> to_lane and j.fence > 0)::int
+  where x.id = replace_job.job_id;
+  if j.lane_id <> to_lane then
+    perform posthouse.free_serial(j.lane_id);
+  end if;
+  if j.run_at < 'infinity' then
+    perform posthouse.notify_queue(l.queue) from posthouse.lane l where l.id = to_lane;
+  end if;
 end $function$
 ;
 
@@ -3942,8 +4647,10 @@ AS $function$
     ('resolve_alert', 'owner', array['worker', 'operate']),
     ('webhook', 'owner', array['worker', 'operate']),
     ('set_webhook', 'owner', array['worker', 'operate']),
+    ('metrics', 'owner', array['worker', 'operate']),
 
     ('explain', 'owner', array['read', 'operate']),
+    ('backlog', 'owner', array['read', 'operate']),
     ('unserved_kinds', 'owner', array['read', 'operate']),
     ('state_of', 'caller', array['read', 'operate']),
     ('running_jobs', 'caller', array['read', 'operate']),
@@ -4045,6 +4752,25 @@ begin
     return next step;
   end loop;
 end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.running_by_queue()
+ RETURNS TABLE(queue text, jobs bigint)
+ LANGUAGE sql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+AS $function$
+  select l.queue, sum(r.jobs)::bigint
+  from (
+    select j.lane_id, count(*) as jobs
+    from posthouse.worker w
+    cross join lateral (select r.id from posthouse.running_jobs(w.id, w.oldest_seq) r offset 0) r
+    cross join lateral (select j.lane_id from posthouse.job j where j.id = r.id offset 0) j
+    group by j.lane_id) r
+  join posthouse.lane l on l.id = r.lane_id
+  group by l.queue
+$function$
 ;
 
 CREATE OR REPLACE FUNCTION posthouse.running_jobs(worker uuid, from_seq bigint)
@@ -4247,6 +4973,32 @@ begin
     quiet = coalesce(set_alert.quiet, r.quiet),
     after = case when set_alert.after = '0' then null else coalesce(set_alert.after, r.after) end;
   delete from posthouse.alert_rule r where r.kind = set_alert.kind and r.queue <> '' and r.enabled and r.after is null;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.set_depth(queue text DEFAULT NULL::text, tenant text DEFAULT NULL::text, max_depth integer DEFAULT NULL::integer)
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  what text := case when set_depth.queue is not null then 'queue' else 'tenant' end;
+begin
+  if num_nonnulls(set_depth.queue, set_depth.tenant) <> 1 then
+    raise exception using errcode = 'PH001', message = 'queue, tenant: name one of them';
+  end if;
+  perform posthouse.check_name(what, coalesce(set_depth.queue, set_depth.tenant));
+  if max_depth not between 1 and 100000000 then
+    raise exception using errcode = 'PH001', message = format('max_depth: %s is not between 1 and 100000000', max_depth),
+      hint = 'To let no jobs run, close the gate of the queue or tenant; null takes the limit away.';
+  end if;
+  if max_depth is null then
+    delete from posthouse.depth_limit d where d.scope = what and d.name = coalesce(set_depth.queue, set_depth.tenant);
+  else
+    insert into posthouse.depth_limit (scope, name, max_depth) values (what, coalesce(set_depth.queue, set_depth.tenant), set_depth.max_depth)
+    on conflict on constraint depth_limit_pkey do update set max_depth = excluded.max_depth;
+  end if;
+  perform posthouse.mark_limited();
 end $function$
 ;
 
@@ -4937,7 +5689,7 @@ begin
 end $function$
 ;
 
-CREATE OR REPLACE FUNCTION posthouse.survey(jobs jsonb, n integer, OUT queues text[], OUT tenants text[], OUT kinds text[], OUT priorities integer[], OUT gates text[], OUT serials text[], OUT dues timestamp with time zone[], OUT line_of integer[], OUT keyed boolean, OUT plain boolean)
+CREATE OR REPLACE FUNCTION posthouse.survey(jobs jsonb, n integer, OUT queues text[], OUT tenants text[], OUT kinds text[], OUT priorities integer[], OUT gates text[], OUT serials text[], OUT dues timestamp with time zone[], OUT line_of integer[], OUT keyed boolean, OUT plain boolean, OUT limited boolean)
  RETURNS record
  LANGUAGE plpgsql
  STABLE
@@ -4949,11 +5701,13 @@ AS $function$
 declare
   r record;
   marked boolean;                     -- the last gate is what jobs share
+  known boolean;                      -- whether a limit may be for them; null: there is no such lane yet
   doubtful boolean := pg_column_size(jobs) > 33554432;   -- else no payload is too large
 begin
   line_of := array_fill(1, array[n]);
   keyed := false;
   plain := true;
+  limited := false;
   begin
     for r in
       select coalesce(x.queue, 'default') as queue, coalesce(x.tenant, 'default') as tenant, x.kind,
@@ -4978,9 +5732,12 @@ begin
       dues := dues || '-infinity'::timestamptz;
       keyed := keyed or r.keyed;
       plain := plain and not r.extras;
+      known := (
+        select l.limited from posthouse.lane l
+        where l.queue = r.queue and l.tenant = r.tenant and l.kind = r.kind and l.priority = r.priority limit 1);
       -- The names of a lane were checked when it was made.
-      doubtful := doubtful or r.extras or not exists (
-        select from posthouse.lane l where l.queue = r.queue and l.tenant = r.tenant and l.kind = r.kind and l.priority = r.priority);
+      doubtful := doubtful or r.extras or known is null;
+      limited := limited or known is not false;
       if cardinality(kinds) > 1 then
         for i in 1 .. cardinality(r.ordinals) loop
           line_of[r.ordinals[i]] := cardinality(kinds);
@@ -4999,6 +5756,10 @@ begin
   end if;
   if doubtful then
     perform posthouse.check_jobs(jobs);
+    if jobs @> '[{"dedupe_by_payload": true}]' then
+      keyed := true;
+      plain := false;
+    end if;
   end if;
   if not plain then
     dues := array(select min(p.due) from posthouse.parse_jobs(jobs) p group by line_of[p.ordinal] order by line_of[p.ordinal]);
@@ -5026,6 +5787,9 @@ begin
     when 'tombstones' then more := posthouse.forget() >= 10000;
     when 'watch' then perform posthouse.watch();
     when 'alerts' then alerts := posthouse.tell_alerts();
+    when 'dedupe' then more := posthouse.follow_missed();
+    when 'depths' then perform posthouse.count_depths();
+    when 'gauges', 'counts' then perform posthouse.count_gauges(part);
     when 'floors' then perform posthouse.advance_floors();
   end case;
 end $function$
@@ -5431,6 +6195,84 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.take_held_key(tenant text, scope text, key text, new_id bigint, dedupe_for interval, policy text, payload jsonb, due timestamp with time zone, batch bigint[], OUT holder bigint, OUT answer text)
+ RETURNS record
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
+AS $function$
+declare
+  held posthouse.dedupe;
+  live posthouse.job_state;
+  free boolean;
+  tries int := 0;
+begin
+  loop
+    select d.* into held from posthouse.dedupe d
+    where d.tenant = take_held_key.tenant and d.scope = take_held_key.scope and d.key = take_held_key.key for update;
+    if not found then
+      insert into posthouse.dedupe (tenant, scope, key, job_id, expires_at, body)
+      values (take_held_key.tenant, take_held_key.scope, take_held_key.key, new_id, clock_timestamp() + dedupe_for,
+        case when policy = 'same' then posthouse.payload_hash(take_held_key.payload) end)
+      on conflict do nothing;
+      if found then
+        holder := new_id;
+        return;
+      elsif current_setting('transaction_isolation') <> 'read committed' then
+        raise exception using errcode = 'PH007',
+          message = 'dedupe_key: another transaction holds or released this key after this transaction took its snapshot',
+          hint = 'Run the transaction again.';
+      end if;
+      continue;
+    end if;
+    if held.job_id = any(batch) or (held.next_id = any(batch) and policy in ('replace', 'rerun')) then
+      select t.holder, t.answer into holder, answer from posthouse.take_key_of_batch(held, new_id, dedupe_for, policy, due, batch) t;
+      return;
+    end if;
+    select j.state into live from posthouse.job j where j.id = held.job_id;
+    if live is null and held.next_id is not null and tries < 50 then
+      if not posthouse.follow_up(held) then
+        tries := tries + 1;
+        perform pg_sleep(0.002);
+      end if;
+      continue;
+    end if;
+    -- A key that stands until its job is final is free once the job is no longer live, even if its row is still here; one that
+    -- stands for a window is free when that is over, or when its job was purged.
+    free := held.next_id is null and case
+      when held.expires_at is null or policy = 'rerun' then live is null
+      else held.expires_at <= clock_timestamp() or (live is null and posthouse.state_of(held.job_id) is null)
+    end;
+    if free then
+      update posthouse.dedupe d set job_id = new_id, expires_at = clock_timestamp() + dedupe_for, next_at = null,
+        body = case when policy = 'same' then posthouse.payload_hash(take_held_key.payload) end
+      where d.tenant = take_held_key.tenant and d.scope = take_held_key.scope and d.key = take_held_key.key;
+      holder := new_id;
+      return;
+    elsif policy in ('replace', 'rerun') and live is not null then
+      select t.holder, t.answer into holder, answer from posthouse.replace_held(held, live, new_id, dedupe_for, policy, due) t;
+      if answer is not null then
+        return;
+      end if;
+      -- Most often a claim is at it, and has taken it a moment later. What is held for longer counts as taken.
+      tries := tries + 1;
+      if tries < 50 then
+        perform pg_sleep(0.002);
+        continue;
+      end if;
+      select t.holder, t.answer into holder, answer from posthouse.replace_held(held, 'running', new_id, dedupe_for, policy, due) t;
+      return;
+    end if;
+    perform posthouse.refuse_held(held, policy, take_held_key.payload);
+    holder := held.job_id;
+    answer := 'kept';
+    return;
+  end loop;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.take_jobs(worker uuid, lanes bigint[], quotas integer[], max_jobs integer, due timestamp with time zone)
  RETURNS posthouse.job[]
  LANGUAGE plpgsql
@@ -5470,66 +6312,98 @@ begin
 end $function$
 ;
 
-CREATE OR REPLACE FUNCTION posthouse.take_key(tenant text, scope text, key text, new_id bigint, dedupe_for interval, batch bigint[] DEFAULT '{}'::bigint[])
- RETURNS bigint
+CREATE OR REPLACE FUNCTION posthouse.take_key_of_batch(held posthouse.dedupe, new_id bigint, dedupe_for interval, policy text, due timestamp with time zone, batch bigint[], OUT holder bigint, OUT answer text)
+ RETURNS record
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
  SET enable_seqscan TO 'off'
  SET enable_bitmapscan TO 'off'
 AS $function$
-declare
-  held posthouse.dedupe;
-  free boolean;
 begin
-  loop
-    insert into posthouse.dedupe (tenant, scope, key, job_id, expires_at)
-    values (take_key.tenant, take_key.scope, take_key.key, new_id, clock_timestamp() + dedupe_for)
-    on conflict do nothing;
-    if found then
-      return new_id;
-    end if;
-    select * into held from posthouse.dedupe d
-    where d.tenant = take_key.tenant and d.scope = take_key.scope and d.key = take_key.key for update;
-    if found then
-      -- A key that stands until its job is final is free once the job is no longer live, even if its row is still here; one
-      -- that stands for a window is free when that is over, or when its job was purged.
-      free := not held.job_id = any(batch) and case
-        when held.expires_at is null then not exists (select from posthouse.job j where j.id = held.job_id)
-        else held.expires_at <= clock_timestamp() or posthouse.state_of(held.job_id) is null
-      end;
-      if not free then
-        return held.job_id;
-      end if;
-      update posthouse.dedupe d set job_id = new_id, expires_at = clock_timestamp() + dedupe_for
-      where d.tenant = take_key.tenant and d.scope = take_key.scope and d.key = take_key.key;
-      return new_id;
-    elsif current_setting('transaction_isolation') <> 'read committed' then
-      raise exception using errcode = 'PH007',
-        message = 'dedupe_key: another transaction holds or released this key after this transaction took its snapshot',
-        hint = 'Run the transaction again.';
-    end if;
-  end loop;
+  if policy = 'reject' then
+    raise exception using errcode = 'PH008', message = 'dedupe_key: a job before it in the array has it';
+  elsif policy not in ('replace', 'rerun') then
+    holder := held.job_id;
+    answer := 'kept';
+    return;
+  end if;
+  answer := 'swapped';
+  holder := case when held.job_id = any(batch) then held.job_id else held.next_id end;
+  update posthouse.dedupe d set job_id = case when held.job_id = any(batch) then new_id else d.job_id end,
+    next_id = case when held.job_id = any(batch) then d.next_id else new_id end, next_at = case when held.job_id = any(batch) then d.next_at else due end,
+    expires_at = coalesce(clock_timestamp() + dedupe_for, d.expires_at), body = null
+  where d.tenant = held.tenant and d.scope = held.scope and d.key = held.key;
 end $function$
 ;
 
-CREATE OR REPLACE FUNCTION posthouse.take_keys(jobs jsonb, ids bigint[])
- RETURNS bigint[]
+CREATE OR REPLACE FUNCTION posthouse.take_keys(jobs jsonb, ids bigint[], OUT holders bigint[], OUT answers text[])
+ RETURNS record
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
  SET enable_seqscan TO 'off'
  SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
 AS $function$
 declare
   r record;
-  holders bigint[] := ids;
+  t record;
+  last text[];                        -- what the key of the job before was
+  owner int;                          -- whose ordinal the key of the last job was given to, if to one of the array
+  instead int[] := array_fill(null::int, array[cardinality(ids)]);    -- the ordinal that stands for one
 begin
+  holders := ids;
+  answers := array_fill(null::text, array[cardinality(ids)]);
   for r in
-    select p.ordinal, p.tenant, p.kind, p.dedupe_key, p.dedupe_for from posthouse.parse_jobs(jobs) p
+    select p.ordinal, p.tenant, p.kind, p.dedupe_key as key, p.dedupe_for, coalesce(p.dedupe_policy, 'keep') as policy, p.due,
+      case when p.dedupe_policy = 'same' then p.payload end as payload
+    from posthouse.parse_jobs(jobs) p
     where p.dedupe_key is not null order by p.tenant, p.kind, p.dedupe_key, p.ordinal
   loop
-    holders[r.ordinal] := posthouse.take_key(r.tenant, r.kind, r.dedupe_key, ids[r.ordinal], r.dedupe_for, ids);
+    if last is distinct from array[r.tenant, r.kind, r.key] then
+      owner := null;
+      last := array[r.tenant, r.kind, r.key];
+    end if;
+    insert into posthouse.dedupe (tenant, scope, key, job_id, expires_at, body)
+    values (r.tenant, r.kind, r.key, ids[r.ordinal], clock_timestamp() + r.dedupe_for,
+      case when r.policy = 'same' then posthouse.payload_hash(r.payload) end)
+    on conflict do nothing;
+    if found then
+      owner := r.ordinal;
+      continue;
+    end if;
+    select x.* into t from posthouse.take_held_key(r.tenant, r.kind, r.key, ids[r.ordinal], r.dedupe_for, r.policy, r.payload, r.due, ids) x;
+    if t.answer = 'swapped' then
+      instead[owner] := r.ordinal;
+      answers[r.ordinal] := answers[owner];
+      answers[owner] := 'replaced';
+      owner := r.ordinal;
+    elsif t.holder = ids[r.ordinal] then
+      answers[r.ordinal] := t.answer;
+      owner := r.ordinal;
+    elsif t.holder = ids[owner] then
+      if r.policy = 'same' and r.payload <> coalesce(jobs -> (owner - 1) -> 'payload', '{}') then
+        raise exception using errcode = 'PH009', message = format('dedupe_key: job %s of the array has it with another payload', owner),
+          hint = 'One key stands for one payload: use another key, or the same payload.';
+      end if;
+      instead[r.ordinal] := owner;
+      answers[r.ordinal] := 'kept';
+    else
+      holders[r.ordinal] := t.holder;
+      answers[r.ordinal] := t.answer;
+    end if;
   end loop;
-  return holders;
+  -- A job of the array in whose place a later one came is told of that one, and so are those that it stood for.
+  for o in reverse cardinality(ids) .. 1 loop
+    if instead[o] > o then
+      instead[o] := coalesce(instead[instead[o]], instead[o]);
+      holders[o] := ids[instead[o]];
+    end if;
+  end loop;
+  for o in 1 .. cardinality(ids) loop
+    if instead[o] < o then
+      holders[o] := ids[coalesce(instead[instead[o]], instead[o])];
+    end if;
+  end loop;
 end $function$
 ;
 
@@ -5633,7 +6507,7 @@ CREATE OR REPLACE FUNCTION posthouse.tidy(part text DEFAULT NULL::text)
 AS $function$
 declare
   -- Floors come last, since they hold off whoever gives jobs back to the front of the line until the end of this transaction.
-  parts constant text[] := array['stragglers', 'gates', 'shares', 'folds', 'usage', 'partitions', 'tombstones', 'watch', 'alerts', 'floors'];
+  parts constant text[] := array['stragglers', 'dedupe', 'depths', 'gates', 'shares', 'folds', 'usage', 'partitions', 'tombstones', 'watch', 'alerts', 'gauges', 'counts', 'floors'];
   one text;
   began timestamptz;
   left_some boolean;
@@ -5958,8 +6832,8 @@ begin
     end if;
     return woken;
   end if;
-  insert into posthouse.lane (queue, priority, tenant, kind, gates, serial, ready_at, awake_until)
-  values (l.queue, l.priority, l.tenant, l.kind, l.gates, l.serial, due, greatest(clock_timestamp(), due) + interval '10 seconds')
+  insert into posthouse.lane (queue, priority, tenant, kind, gates, serial, limited, ready_at, awake_until)
+  values (l.queue, l.priority, l.tenant, l.kind, l.gates, l.serial, l.limited, due, greatest(clock_timestamp(), due) + interval '10 seconds')
   returning lane.id into lane_id;
   perform posthouse.hold_lane(lane_id);
   return lane_id;
@@ -6294,7 +7168,7 @@ create view posthouse.jobs as
     l.tenant,
     l.kind,
     l.priority,
-    j.run_at,
+    NULLIF(j.run_at, 'infinity'::timestamp with time zone) AS run_at,
     j.created_at,
     j.started_at,
     NULL::timestamp with time zone AS finished_at,

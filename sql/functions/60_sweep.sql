@@ -229,6 +229,7 @@ begin
     when 'alerts' then alerts := posthouse.tell_alerts();
     when 'dedupe' then more := posthouse.follow_missed();
     when 'depths' then perform posthouse.count_depths();
+    when 'gauges', 'counts' then perform posthouse.count_gauges(part);
     when 'floors' then perform posthouse.advance_floors();
   end case;
 end $$;
@@ -244,7 +245,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
   -- Floors come last, since they hold off whoever gives jobs back to the front of the line until the end of this transaction.
-  parts constant text[] := array['stragglers', 'dedupe', 'depths', 'gates', 'shares', 'folds', 'usage', 'partitions', 'tombstones', 'watch', 'alerts', 'floors'];
+  parts constant text[] := array['stragglers', 'dedupe', 'depths', 'gates', 'shares', 'folds', 'usage', 'partitions', 'tombstones', 'watch', 'alerts', 'gauges', 'counts', 'floors'];
   one text;
   began timestamptz;
   left_some boolean;

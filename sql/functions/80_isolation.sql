@@ -51,8 +51,10 @@ as $$
     ('resolve_alert', 'owner', array['worker', 'operate']),
     ('webhook', 'owner', array['worker', 'operate']),
     ('set_webhook', 'owner', array['worker', 'operate']),
+    ('metrics', 'owner', array['worker', 'operate']),
 
     ('explain', 'owner', array['read', 'operate']),
+    ('backlog', 'owner', array['read', 'operate']),
     ('unserved_kinds', 'owner', array['read', 'operate']),
     ('state_of', 'caller', array['read', 'operate']),
     ('running_jobs', 'caller', array['read', 'operate']),

@@ -44,6 +44,12 @@ const MIGRATIONS: &[Migration] = &[
         breaking: false,
         sql: include_str!("../../sql/migrations/0008_guards.sql"),
     },
+    Migration {
+        version: 10,
+        name: "gauges",
+        breaking: false,
+        sql: include_str!("../../sql/migrations/0010_gauges.sql"),
+    },
 ];
 
 const FUNCTIONS: &[&str] = &[
@@ -63,6 +69,7 @@ const FUNCTIONS: &[&str] = &[
     include_str!("../../sql/functions/60_sweep.sql"),
     include_str!("../../sql/functions/70_retention.sql"),
     include_str!("../../sql/functions/75_alerts.sql"),
+    include_str!("../../sql/functions/78_gauges.sql"),
     include_str!("../../sql/functions/80_isolation.sql"),
     include_str!("../../sql/views.sql"),
 ];

@@ -1,29 +1,22 @@
 //! What a worker counts for metrics, and its vital signs: whether it is registered, beats, hears notifications.
-//!
-//! A worker serves queues and kinds that it knows from the start, so their counters are laid out then, one cell for each pair: to
-//! count is to find the cell by two binary searches and add to it, without a lock. Only errors, whose classes handlers make
-//! up, are counted in a map, and only so many of them by name.
+//! What is told apart by queue and kind is in `attempts_meter`.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
-use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::error::{Error, Result};
 use crate::event::Event;
-use crate::metrics::{Family, Histogram, OTHER, SampleValue, Source, fold};
+use crate::metrics::{Family, Source};
 use crate::store::ClaimedJob;
-use crate::worker::shared::Incarnation;
+use crate::worker::attempts_meter::{Attempts, add, number};
 
-/// Queues and kinds of one worker that are told apart, each: pairs of them are cells of some hundred bytes.
-const MOST_NAMES: usize = 50;
-/// Classes of errors that are told apart. They are few unless a handler puts something into them that does not belong there.
-const MOST_CLASSES: usize = 50;
+/// Answers with the id that the worker is registered under and what is left of its lease; `None`: it is not registered.
+pub(crate) type Present = Box<dyn Fn() -> Option<(Uuid, Duration)> + Send + Sync>;
 
 /// The counters and vital signs of one worker: hand it to [`Builder::meter`](crate::worker::Builder::meter), and to a
 /// [`Metrics`](crate::metrics::Metrics). A cheap clone; all clones are of the same worker.
@@ -32,21 +25,42 @@ pub struct Meter {
     inner: Arc<Inner>,
 }
 
-#[derive(Default)]
 struct Inner {
     board: OnceLock<Board>,
+    /// What all milliseconds count from.
+    epoch: Instant,
     /// How far the database's clock is ahead of ours, in µs.
     clock_ahead_us: AtomicI64,
+    rescued: AtomicU64,
+    sweeps_failed: AtomicU64,
+    swept_ms: AtomicU64,
+}
+
+impl Default for Inner {
+    fn default() -> Self {
+        let (board, epoch) = (OnceLock::new(), Instant::now());
+        let (clock_ahead_us, rescued, sweeps_failed, swept_ms) = Default::default();
+        Self { board, epoch, clock_ahead_us, rescued, sweeps_failed, swept_ms }
+    }
+}
+
+impl Inner {
+    /// Notes that something happened now.
+    fn mark(&self, ms: &AtomicU64) {
+        let now = u64::try_from(self.epoch.elapsed().as_millis()).unwrap_or(u64::MAX);
+        ms.store(now.max(1), Ordering::Relaxed);
+    }
+
+    /// Since then; `None`: it never happened.
+    fn since(&self, ms: &AtomicU64) -> Option<Duration> {
+        let ms = Some(ms.load(Ordering::Relaxed)).filter(|ms| *ms > 0)?;
+        Some(self.epoch.elapsed().saturating_sub(Duration::from_millis(ms)))
+    }
 }
 
 /// Laid out when the worker starts.
 struct Board {
-    queues: Names,
-    kinds: Names,
-    /// A cell for each queue and kind, queue by queue.
-    cells: Vec<Cell>,
-    /// By cell and class.
-    errors: Mutex<Errors>,
+    attempts: Attempts,
     claims: AtomicU64,
     claimed: AtomicU64,
     registrations: AtomicU64,
@@ -54,50 +68,10 @@ struct Board {
     disconnects: AtomicU64,
     slots: u32,
     heartbeat: Duration,
-    /// What the milliseconds below count from.
-    epoch: Instant,
     beaten_ms: AtomicU64,
     hearing: AtomicU8,
-    incarnation: watch::Receiver<Option<Arc<Incarnation>>>,
+    present: Present,
     stop: CancellationToken,
-}
-
-/// The counts of one queue and kind.
-#[derive(Default)]
-struct Cell {
-    started: AtomicU64,
-    outcomes: [AtomicU64; OUTCOMES.len()],
-    wait: Histogram,
-    run: Histogram,
-}
-
-#[derive(Default)]
-struct Errors {
-    /// Every class that is told apart.
-    classes: BTreeMap<String, ()>,
-    counts: BTreeMap<(usize, String), u64>,
-}
-
-/// What becomes of attempts, in the order of the counters.
-const OUTCOMES: [&str; 7] = ["done", "retry", "snoozed", "failed", "cancelled", "released", "lost"];
-
-/// Names in order; beyond [`MOST_NAMES`] one for all the others.
-struct Names(Vec<String>);
-
-impl Names {
-    fn new(mut names: Vec<String>) -> Self {
-        names.sort_unstable();
-        if names.len() > MOST_NAMES {
-            names.truncate(MOST_NAMES);
-            names.push(OTHER.to_owned());
-        }
-        Self(names)
-    }
-
-    fn place(&self, name: &str) -> usize {
-        let known = &self.0[..self.0.len().min(MOST_NAMES)];
-        known.binary_search_by(|known| known.as_str().cmp(name)).unwrap_or(self.0.len() - 1)
-    }
 }
 
 /// Whether notifications are heard.
@@ -141,12 +115,11 @@ impl Meter {
     /// Signs of life. `None`: the worker has not started.
     pub fn vitals(&self) -> Option<Vitals> {
         let board = self.inner.board.get()?;
-        let incarnation = board.incarnation.borrow().clone().filter(|incarnation| !incarnation.over.is_cancelled());
-        let beaten = board.beaten_ms.load(Ordering::Relaxed);
+        let (worker, lease_remaining) = (board.present)().unzip();
         Some(Vitals {
-            worker: incarnation.as_ref().map(|incarnation| incarnation.worker),
-            lease_remaining: incarnation.map_or(Duration::ZERO, |i| i.lease.remaining(Instant::now())),
-            heartbeat_age: (beaten > 0).then(|| (board.epoch + Duration::from_millis(beaten)).elapsed()),
+            worker,
+            lease_remaining: lease_remaining.unwrap_or_default(),
+            heartbeat_age: self.inner.since(&board.beaten_ms),
             heartbeat_every: board.heartbeat,
             hearing: match board.hearing.load(Ordering::Relaxed) {
                 0 => Hearing::Connecting,
@@ -162,16 +135,11 @@ impl Meter {
         &self,
         (queues, kinds): (Vec<String>, Vec<String>),
         (slots, heartbeat): (u32, Duration),
-        incarnation: watch::Receiver<Option<Arc<Incarnation>>>,
+        present: Present,
         stop: CancellationToken,
     ) -> Result<()> {
-        let (queues, kinds) = (Names::new(queues), Names::new(kinds));
-        let cells = (0..queues.0.len() * kinds.0.len()).map(|_| Cell::default()).collect();
         let board = Board {
-            queues,
-            kinds,
-            cells,
-            errors: Mutex::default(),
+            attempts: Attempts::new(queues, kinds),
             claims: AtomicU64::new(0),
             claimed: AtomicU64::new(0),
             registrations: AtomicU64::new(0),
@@ -179,60 +147,47 @@ impl Meter {
             disconnects: AtomicU64::new(0),
             slots,
             heartbeat,
-            epoch: Instant::now(),
             beaten_ms: AtomicU64::new(0),
             hearing: AtomicU8::new(0),
-            incarnation,
+            present,
             stop,
         };
         let set = self.inner.board.set(board);
         set.map_err(|_| Error::config("meter: it belongs to another worker already; each needs one of its own"))
     }
 
-    /// Counts a transition.
-    pub(crate) fn count(&self, event: &Event<'_>) {
-        let Some(board) = self.inner.board.get() else { return };
-        let (job, outcome) = match event {
-            Event::Started { job } => return self.started(board, job),
-            Event::Done { job } => (job, 0),
-            Event::Retry { job, error, .. } => {
-                board.error(job, &error.class);
-                (job, 1)
-            }
-            Event::Snoozed { job, .. } => (job, 2),
-            Event::Failed { job, error } => {
-                board.error(job, error.map_or("unknown", |error| &error.class));
-                (job, 3)
-            }
-            Event::Cancelled { job } => (job, 4),
-            Event::Released { job } => (job, 5),
-            Event::Lost { job } => (job, 6),
-            Event::Registered { .. } => return add(&board.registrations, 1),
-            Event::LeaseLost { .. } => return add(&board.leases_lost, 1),
-            Event::ConnectionLost { .. } => return add(&board.disconnects, 1),
-            _ => return,
-        };
-        add(&board.cell(job).outcomes[outcome], 1);
+    /// Since the sweep of this process did what was due. `None`: it never did, or this process does not sweep.
+    pub fn sweep_age(&self) -> Option<Duration> {
+        self.inner.since(&self.inner.swept_ms)
     }
 
-    fn started(&self, board: &Board, job: &ClaimedJob) {
-        let cell = board.cell(job);
-        add(&cell.started, 1);
-        // Later claims say nothing about how long a job waited for its first.
-        if job.fence == 1 {
-            let ahead = self.inner.clock_ahead_us.load(Ordering::Relaxed);
-            let now = match Duration::from_micros(ahead.unsigned_abs()) {
-                offset if ahead < 0 => SystemTime::now() - offset,
-                offset => SystemTime::now() + offset,
-            };
-            cell.wait.count(now.duration_since(job.enqueued_at).unwrap_or_default());
+    /// Counts an event. A worker that has this meter counts its own; this is for the events of a
+    /// [`Sweeper`](crate::sweep::Sweeper).
+    pub fn count(&self, event: &Event<'_>) {
+        let inner = &self.inner;
+        match event {
+            Event::Rescued { jobs } => add(&inner.rescued, u64::from(jobs.unsigned_abs())),
+            Event::SweepFailed { .. } => add(&inner.sweeps_failed, 1),
+            Event::Swept { .. } => inner.mark(&inner.swept_ms),
+            event => self.count_of_worker(event),
+        }
+    }
+
+    fn count_of_worker(&self, event: &Event<'_>) {
+        let inner = &self.inner;
+        let Some(board) = inner.board.get() else { return };
+        match event {
+            Event::Registered { .. } => add(&board.registrations, 1),
+            Event::LeaseLost { .. } => add(&board.leases_lost, 1),
+            Event::ConnectionLost { .. } => add(&board.disconnects, 1),
+            event => board.attempts.count(event, inner.clock_ahead_us.load(Ordering::Relaxed)),
         }
     }
 
     /// A handler ran for so long, whatever it came to.
     pub(crate) fn ran(&self, job: &ClaimedJob, time: Duration) {
         if let Some(board) = self.inner.board.get() {
-            board.cell(job).run.count(time);
+            board.attempts.ran(job, time);
         }
     }
 
@@ -247,8 +202,7 @@ impl Meter {
     /// Postgres answered a registration or heartbeat.
     pub(crate) fn beaten(&self) {
         if let Some(board) = self.inner.board.get() {
-            let ms = u64::try_from(board.epoch.elapsed().as_millis()).unwrap_or(u64::MAX);
-            board.beaten_ms.store(ms.max(1), Ordering::Relaxed);
+            self.inner.mark(&board.beaten_ms);
         }
     }
 
@@ -260,88 +214,35 @@ impl Meter {
     }
 }
 
-fn add(counter: &AtomicU64, n: u64) {
-    counter.fetch_add(n, Ordering::Relaxed);
+fn counter(name: &'static str, help: &'static str, counter: &AtomicU64) -> Family {
+    Family::counter(name, help).with(&[], number(counter))
 }
 
-#[allow(clippy::cast_precision_loss)]
-fn number(counter: &AtomicU64) -> f64 {
-    counter.load(Ordering::Relaxed) as f64
-}
-
-impl Board {
-    fn place(&self, job: &ClaimedJob) -> usize {
-        self.queues.place(&job.queue) * self.kinds.0.len() + self.kinds.place(&job.kind)
-    }
-
-    fn cell(&self, job: &ClaimedJob) -> &Cell {
-        &self.cells[self.place(job)]
-    }
-
-    fn error(&self, job: &ClaimedJob, class: &str) {
-        let mut errors = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
-        let class = fold(&errors.classes, class, MOST_CLASSES).to_owned();
-        if !errors.classes.contains_key(&class) {
-            errors.classes.insert(class.clone(), ());
-        }
-        *errors.counts.entry((self.place(job), class)).or_default() += 1;
-    }
-
-    /// The labels of a cell.
-    fn names(&self, cell: usize) -> [(&'static str, &str); 2] {
-        let kinds = self.kinds.0.len();
-        [("queue", &self.queues.0[cell / kinds]), ("kind", &self.kinds.0[cell % kinds])]
-    }
-
-    /// What is told apart by queue and kind; only cells in which something happened.
-    #[allow(clippy::cast_precision_loss)]
-    fn by_kind(&self) -> Vec<Family> {
-        let mut started = Family::counter("posthouse_attempts_started_total", "Attempts that this worker has started.");
-        let mut running =
-            Family::gauge("posthouse_attempts_running", "Attempts whose handler runs in this worker now.");
-        let mut settled = Family::counter(
-            "posthouse_attempts_settled_total",
-            "Attempts that ended, by what became of them; recorded, but for those that were lost.",
-        );
-        let mut errors = Family::counter(
-            "posthouse_attempt_errors_total",
-            "Attempts that ended with an error, by its class; another attempt may follow.",
-        );
-        let mut wait = Family::histogram(
-            "posthouse_job_wait_seconds",
-            "From the enqueue of a job, its delay included, to its first start in this worker.",
-        );
-        let mut run = Family::histogram(
-            "posthouse_attempt_run_seconds",
-            "From the start of an attempt to the end of its handler.",
-        );
-        for (place, cell) in self.cells.iter().enumerate().filter(|(_, cell)| number(&cell.started) > 0.0) {
-            let names = self.names(place);
-            // Ended ones first, so that there are never more of them than were started.
-            let ended = cell.run.total() as f64;
-            started.push(&names, SampleValue::Number(number(&cell.started)));
-            running.push(&names, SampleValue::Number(number(&cell.started) - ended));
-            for (outcome, counter) in OUTCOMES.iter().zip(&cell.outcomes) {
-                settled.push(&[names[0], names[1], ("outcome", outcome)], SampleValue::Number(number(counter)));
-            }
-            wait.push(&names, cell.wait.value());
-            run.push(&names, cell.run.value());
-        }
-        let counts = &self.errors.lock().unwrap_or_else(PoisonError::into_inner).counts;
-        for ((place, class), n) in counts {
-            let names = self.names(*place);
-            errors.push(&[names[0], names[1], ("class", class)], SampleValue::Number(*n as f64));
-        }
-        vec![started, running, settled, errors, wait, run]
-    }
+fn gauge(name: &'static str, help: &'static str, value: f64) -> Family {
+    Family::gauge(name, help).with(&[], value)
 }
 
 impl Source for Meter {
     fn families(&self) -> Vec<Family> {
-        let (Some(board), Some(vitals)) = (self.inner.board.get(), self.vitals()) else { return Vec::new() };
-        let counter = |name, help, counter: &AtomicU64| Family::counter(name, help).with(&[], number(counter));
-        let gauge = |name, help, value: f64| Family::gauge(name, help).with(&[], value);
-        let mut families = board.by_kind();
+        let inner = &self.inner;
+        let mut families = vec![
+            counter(
+                "posthouse_rescued_jobs_total",
+                "Jobs that the sweep of this process took back from dead workers.",
+                &inner.rescued,
+            ),
+            counter(
+                "posthouse_process_sweep_failures_total",
+                "Parts of the sweep that failed in this process.",
+                &inner.sweeps_failed,
+            ),
+        ];
+        families.extend(self.sweep_age().map(|age| {
+            let help = "Since the sweep of this process did what was due.";
+            gauge("posthouse_process_sweep_age_seconds", help, age.as_secs_f64())
+        }));
+        let (Some(board), Some(vitals)) = (inner.board.get(), self.vitals()) else { return families };
+        families.extend(board.attempts.families());
         families.extend([
             counter("posthouse_claims_total", "Claims of this worker that were answered.", &board.claims),
             counter("posthouse_claimed_jobs_total", "Jobs that they brought.", &board.claimed),
@@ -385,6 +286,8 @@ impl fmt::Debug for Meter {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::time::SystemTime;
+
     use serde_json::value::RawValue;
 
     use super::*;
@@ -412,11 +315,9 @@ mod tests {
 
     fn meter(queues: &[&str], kinds: &[&str]) -> Meter {
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
-        let (meter, incarnation) = (Meter::default(), watch::Sender::new(None));
+        let meter = Meter::default();
         let beat = Duration::from_secs(5);
-        meter
-            .begin((names(queues), names(kinds)), (10, beat), incarnation.subscribe(), CancellationToken::new())
-            .unwrap();
+        meter.begin((names(queues), names(kinds)), (10, beat), Box::new(|| None), CancellationToken::new()).unwrap();
         meter
     }
 
@@ -498,12 +399,8 @@ mod tests {
     #[test]
     fn two_workers_do_not_share_one() {
         let meter = meter(&["q"], &["k"]);
-        let again = meter.begin(
-            (Vec::new(), Vec::new()),
-            (1, Duration::ZERO),
-            watch::Sender::new(None).subscribe(),
-            CancellationToken::new(),
-        );
+        let again =
+            meter.begin((Vec::new(), Vec::new()), (1, Duration::ZERO), Box::new(|| None), CancellationToken::new());
         assert!(again.unwrap_err().to_string().contains("another worker"));
     }
 }

@@ -9,6 +9,7 @@
 //! lives for a moment at each registration.)
 
 mod attempt;
+mod attempts_meter;
 mod builder;
 mod claim;
 mod heartbeat;

@@ -168,7 +168,13 @@ impl Shared {
         if let Some(meter) = &meter {
             let served = (self.settings.queues.clone(), self.handlers.kinds());
             let size = (self.settings.concurrency, self.settings.heartbeat());
-            meter.begin(served, size, self.incarnation.subscribe(), self.stop.clone())?;
+            let incarnation = self.incarnation.subscribe();
+            let present = move || {
+                let incarnation =
+                    incarnation.borrow().clone().filter(|incarnation| !incarnation.over.is_cancelled())?;
+                Some((incarnation.worker, incarnation.lease.remaining(Instant::now())))
+            };
+            meter.begin(served, size, Box::new(present), self.stop.clone())?;
         }
         self.meter = meter;
         Ok(self)

@@ -5,12 +5,13 @@ use crate::attempt::{Request, Walk};
 use crate::config::{Config, ConfigError, Kind, list};
 use crate::error::{CallError, ErrorClass};
 use crate::gate::{DatabaseGates, EndpointGates, Gates};
-use crate::meter::CallMeter;
+use crate::meter::{CallMeter, families};
 use crate::prompt_kind::{CHAT, Prompt, PromptKind, SUMMARIZE};
 use crate::redact::Redactor;
 use crate::route::{Model, models};
 use crate::trail::Why;
 use crate::transport::Environment;
+use posthouse::metrics::{Family, Source};
 use posthouse::store::Database;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -259,6 +260,13 @@ impl Engine {
             let known = list(models.keys());
             CallError::terminal("unknown_model", format!("unknown model {name:?}; configured: {known}. Add [models.{name:?}] or leave \"model\" out for the default"))
         })
+    }
+}
+
+/// Calls to providers, their tokens and cost.
+impl Source for Engine {
+    fn families(&self) -> Vec<Family> {
+        families(self.meters())
     }
 }
 

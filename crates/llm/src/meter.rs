@@ -2,10 +2,9 @@
 //! the configuration, so there are only so many.
 
 use crate::answer::{Answer, Usage};
-use crate::engine::Engine;
 use crate::error::{CallError, ErrorClass};
 use crate::trail::OK;
-use posthouse::metrics::{Family, Histogram, SampleValue, Source};
+use posthouse::metrics::{Family, Histogram, SampleValue};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -82,45 +81,41 @@ fn number(counter: &AtomicU64) -> f64 {
     counter.load(Ordering::Relaxed) as f64
 }
 
-/// Calls to providers, by endpoint and by the model's name there.
-impl Source for Engine {
-    fn families(&self) -> Vec<Family> {
-        let mut calls = Family::counter(
-            "posthouse_llm_calls_total",
-            "Calls to a provider that ended, by what came of them: ok, or the class of the error.",
-        );
-        let mut limited =
-            Family::counter("posthouse_llm_rate_limited_total", "Calls that a provider answered with status 429.");
-        let mut latency = Family::histogram("posthouse_llm_call_seconds", "From the start of a call to its end.");
-        let mut first =
-            Family::histogram("posthouse_llm_first_token_seconds", "From the start of a call to its first token.");
-        let mut tokens = Family::counter(
-            "posthouse_llm_tokens_total",
-            "Tokens as providers counted them; those of type cached are among those of type input.",
-        );
-        let mut cost = Family::counter(
-            "posthouse_llm_cost_dollars_total",
-            "US dollars that calls have cost, as far as it is known.",
-        );
-        for ((endpoint, model), meter) in self.meters() {
-            let names = [("endpoint", endpoint), ("model", model)];
-            let mut ended = |class, counter| {
-                calls.push(&[names[0], names[1], ("class", class)], SampleValue::Number(number(counter)));
-            };
-            ended(OK, &meter.answered);
-            CLASSES.iter().zip(&meter.failed).for_each(|(class, counter)| ended(class.as_str(), counter));
-            limited.push(&names, SampleValue::Number(number(&meter.rate_limited)));
-            latency.push(&names, meter.latency.value());
-            first.push(&names, meter.first_token.value());
-            for (kind, counter) in
-                [("input", &meter.input_tokens), ("output", &meter.output_tokens), ("cached", &meter.cached_tokens)]
-            {
-                tokens.push(&[names[0], names[1], ("type", kind)], SampleValue::Number(number(counter)));
-            }
-            cost.push(&names, SampleValue::Number(number(&meter.cost) / 1e9));
+/// All of it, by endpoint and by the model's name there.
+pub(crate) fn families<'a>(meters: impl Iterator<Item = ((&'a str, &'a str), &'a CallMeter)>) -> Vec<Family> {
+    let mut calls = Family::counter(
+        "posthouse_llm_calls_total",
+        "Calls to a provider that ended, by what came of them: ok, or the class of the error.",
+    );
+    let mut limited =
+        Family::counter("posthouse_llm_rate_limited_total", "Calls that a provider answered with status 429.");
+    let mut latency = Family::histogram("posthouse_llm_call_seconds", "From the start of a call to its end.");
+    let mut first =
+        Family::histogram("posthouse_llm_first_token_seconds", "From the start of a call to its first token.");
+    let mut tokens = Family::counter(
+        "posthouse_llm_tokens_total",
+        "Tokens as providers counted them; those of type cached are among those of type input.",
+    );
+    let mut cost =
+        Family::counter("posthouse_llm_cost_dollars_total", "US dollars that calls have cost, as far as it is known.");
+    for ((endpoint, model), meter) in meters {
+        let names = [("endpoint", endpoint), ("model", model)];
+        let mut ended = |class, counter| {
+            calls.push(&[names[0], names[1], ("class", class)], SampleValue::Number(number(counter)));
+        };
+        ended(OK, &meter.answered);
+        CLASSES.iter().zip(&meter.failed).for_each(|(class, counter)| ended(class.as_str(), counter));
+        limited.push(&names, SampleValue::Number(number(&meter.rate_limited)));
+        latency.push(&names, meter.latency.value());
+        first.push(&names, meter.first_token.value());
+        for (kind, counter) in
+            [("input", &meter.input_tokens), ("output", &meter.output_tokens), ("cached", &meter.cached_tokens)]
+        {
+            tokens.push(&[names[0], names[1], ("type", kind)], SampleValue::Number(number(counter)));
         }
-        vec![calls, limited, latency, first, tokens, cost]
+        cost.push(&names, SampleValue::Number(number(&meter.cost) / 1e9));
     }
+    vec![calls, limited, latency, first, tokens, cost]
 }
 
 #[cfg(test)]
@@ -128,6 +123,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::config::Config;
+    use crate::engine::Engine;
     use posthouse::metrics::Metrics;
 
     #[test]

@@ -43,6 +43,8 @@ const INTERNAL: &[&str] = &[
     "is_due take_sweep sweep_part oldest_writer advance_floors rescue_stragglers fold partitions_ahead settle_unrecorded forget",
     // 75_alerts
     "alert_text fold_alert quiet_of is_about_webhook tell_alert fold_dead_letters tell_alerts hold_alerts watch_workers oldest_due_job watch_age watch",
+    // 78_gauges
+    "queue_labels count_queues running_by_queue oldest_by_queue gauge_fleet gauge_database count_gauges",
     // 80_isolation
     "is_isolated rights is_trusted refuse_stranger check_enqueue check_job_login bind_login unbind_login row_rule role_list isolation_steps
      isolation_end_steps run_steps isolate end_isolation",
@@ -475,6 +477,8 @@ impl Siege<'_> {
                     assert_eq!(self.world.admin.list::<String>(&owners).await, ["acme"]);
                 }
                 "own_tenant" => assert_eq!(s.get::<String>("select posthouse.own_tenant()").await, "acme"),
+                // It counts jobs of all.
+                "backlog" => assert_eq!(s.error("select posthouse.backlog('q')").await.code().code(), "42501"),
                 "sees_all" => assert!(!s.get::<bool>("select posthouse.sees_all()").await),
                 // They look at their arguments and nothing else.
                 "lease_end" | "sum_since" => {}

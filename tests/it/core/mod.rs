@@ -14,6 +14,7 @@ mod gates_once;
 mod gates_races;
 mod gates_rates;
 mod gates_support;
+mod gauges;
 mod isolation;
 mod lease;
 mod operate;
