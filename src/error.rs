@@ -125,6 +125,12 @@ impl Error {
         self
     }
 
+    /// Postgres undid the statement because of others (deadlock, serialization failure, a dedupe key that changed hands). In a
+    /// transaction of yours: run that again, whole, from its first statement. Statements of the library's own are run again by it.
+    pub fn is_rolled_back(&self) -> bool {
+        matches!(self.sqlstate(), Some("40001" | "40P01" | "PH007"))
+    }
+
     /// The schema in the database and this binary do not fit together.
     pub fn is_schema_mismatch(&self) -> bool {
         self.kind == Kind::Schema

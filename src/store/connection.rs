@@ -1,4 +1,8 @@
 //! One connection to Postgres that is made when needed and calls functions in one flight each.
+//!
+//! Each call is a statement of its own, unless the settings that the database or the role has for everybody would change what it
+//! does (see [`super::surroundings`]): then it travels with a `begin` that sets what it needs and a `commit`, still in one flight.
+//! Nothing is set for a session, since behind a transaction-mode pooler that is somebody else's the next moment.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,10 +15,15 @@ use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Row};
 
 use super::database::{Database, Target};
+use super::surroundings;
 use crate::error::{Error, Result};
+use crate::pause::jitter;
 
 /// How long a call may take before the connection is given up: a lost packet must not hold a worker for ever.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Tries of a call that Postgres has rolled back because of others: each was undone whole, so that it can be made again.
+const TRIES: u32 = 8;
 
 /// A parameter and its type: naming the type saves the driver a round trip.
 pub(super) type Parameter = (Box<dyn ToSql + Sync + Send>, Type);
@@ -30,20 +39,29 @@ struct Inner {
     name: String,
     timeout: Duration,
     link: Mutex<Option<Link>>,
-    /// The database's default isolation level is not READ COMMITTED: every call opens a transaction of its own.
-    explicit: AtomicBool,
-    /// Keeps such transactions apart on the pipelined connection.
+    /// Keeps calls with a transaction of their own apart on the pipelined connection.
     turn: Arc<Mutex<()>>,
 }
 
 struct Link {
-    client: Arc<Client>,
-    task: JoinHandle<()>,
+    session: Arc<Session>,
+    _task: AbortOnDrop,
 }
 
-impl Drop for Link {
+/// Ends the connection, also one whose maker gave up before it was of use.
+struct AbortOnDrop(JoinHandle<()>);
+
+/// A connection, and whether calls on it open a transaction of their own.
+struct Session {
+    client: Client,
+    explicit: AtomicBool,
+    /// What such a transaction begins with.
+    begin: String,
+}
+
+impl Drop for AbortOnDrop {
     fn drop(&mut self) {
-        self.task.abort();
+        self.0.abort();
     }
 }
 
@@ -62,7 +80,6 @@ impl Store {
                 name: name.to_owned(),
                 timeout,
                 link: Mutex::new(None),
-                explicit: AtomicBool::new(false),
                 turn: Arc::new(Mutex::new(())),
             }),
         }
@@ -88,30 +105,27 @@ impl Store {
         let inner = &self.inner;
         let parameters = Arc::new(parameters);
         let work = async {
-            let client = self.client().await?;
-            if !inner.explicit.load(Ordering::Relaxed) {
-                let answer = query(&client, sql, &parameters).await;
-                match answer {
-                    Err(error) if error.sqlstate() == Some("PH002") => inner.explicit.store(true, Ordering::Relaxed),
-                    answer => return answer,
+            let mut tries = 1;
+            loop {
+                let session = self.session().await?;
+                let explicit = session.explicit.load(Ordering::Relaxed);
+                let answer = match explicit {
+                    false => query(&session.client, sql, &parameters).await,
+                    true => self.call_apart(session.clone(), sql, parameters.clone()).await,
+                };
+                let Err(error) = answer else { return answer };
+                if !explicit
+                    && surroundings::may_be_to_blame_for(&error)
+                    && surroundings::are_in_the_way(&session.client, inner.timeout).await.unwrap_or(false)
+                {
+                    session.explicit.store(true, Ordering::Relaxed);
+                } else if tries < TRIES && error.is_rolled_back() {
+                    tokio::time::sleep(jitter(Duration::from_millis(5) * tries)).await;
+                } else {
+                    return Err(error);
                 }
+                tries += 1;
             }
-            let turn = inner.turn.clone().lock_owned().await;
-            // A task of its own, so that dropping the caller's future leaves no transaction open.
-            let task = tokio::spawn(async move {
-                let _turn = turn;
-                let (begin, answer, end) = join3(
-                    client.batch_execute("begin isolation level read committed"),
-                    query(&client, sql, &parameters),
-                    client.batch_execute("commit"),
-                )
-                .await;
-                begin?;
-                let rows = answer?;
-                end?;
-                Ok(rows)
-            });
-            task.await.map_err(|_| Error::disconnected("the connection's task ended", false))?
         };
         let result = match tokio::time::timeout(inner.timeout, work).await {
             Ok(result) => result,
@@ -121,6 +135,31 @@ impl Store {
             self.disconnect().await;
         }
         result
+    }
+
+    /// Run one statement in a transaction that sets what it needs, in one flight.
+    async fn call_apart(
+        &self,
+        session: Arc<Session>,
+        sql: &'static str,
+        parameters: Arc<Vec<Parameter>>,
+    ) -> Result<Vec<Row>> {
+        let turn = self.inner.turn.clone().lock_owned().await;
+        // A task of its own, so that dropping the caller's future leaves no transaction open.
+        let task = tokio::spawn(async move {
+            let _turn = turn;
+            let (begin, answer, end) = join3(
+                session.client.batch_execute(&session.begin),
+                query(&session.client, sql, &parameters),
+                session.client.batch_execute("commit"),
+            )
+            .await;
+            begin?;
+            let rows = answer?;
+            end?;
+            Ok(rows)
+        });
+        task.await.map_err(|_| Error::disconnected("the connection's task ended", false))?
     }
 
     /// Run one statement that answers with exactly one row.
@@ -134,16 +173,18 @@ impl Store {
         self.inner.link.lock().await.take();
     }
 
-    async fn client(&self) -> Result<Arc<Client>> {
+    async fn session(&self) -> Result<Arc<Session>> {
         let mut link = self.inner.link.lock().await;
-        if let Some(link) = link.as_ref().filter(|l| !l.client.is_closed()) {
-            return Ok(link.client.clone());
+        if let Some(link) = link.as_ref().filter(|l| !l.session.client.is_closed()) {
+            return Ok(link.session.clone());
         }
         *link = None;
         let (client, task) = connect(&self.inner.database.main, &self.inner.name).await?;
-        let client = Arc::new(client);
-        *link = Some(Link { client: client.clone(), task });
-        Ok(client)
+        let (link_task, begin) = (AbortOnDrop(task), surroundings::begin(self.inner.timeout));
+        let explicit = AtomicBool::new(surroundings::are_in_the_way(&client, self.inner.timeout).await?);
+        let session = Arc::new(Session { client, explicit, begin });
+        *link = Some(Link { session: session.clone(), _task: link_task });
+        Ok(session)
     }
 }
 

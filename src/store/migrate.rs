@@ -1,6 +1,6 @@
-//! Bring the schema up to date: numbered migrations, forward only, then the functions and views whole.
+//! What the schema is made of (numbered migrations, forward only, then the functions and views whole), and where a database
+//! stands. [`super::apply`] brings it up to date.
 
-use std::fmt::Write as _;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use serde::Serialize;
@@ -19,7 +19,7 @@ pub struct Migration {
     pub name: &'static str,
     /// A binary that does not know it must not run on a schema that has it.
     pub breaking: bool,
-    sql: &'static str,
+    pub(super) sql: &'static str,
 }
 
 const MIGRATIONS: &[Migration] = &[
@@ -73,6 +73,29 @@ const FUNCTIONS: &[&str] = &[
     include_str!("../../sql/functions/80_isolation.sql"),
     include_str!("../../sql/views.sql"),
 ];
+
+/// Migrations and functions that belong together: those of a binary.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Schema {
+    pub(super) migrations: &'static [Migration],
+    pub(super) functions: &'static [&'static str],
+}
+
+/// The ones of this binary.
+pub(super) const OURS: Schema = Schema { migrations: MIGRATIONS, functions: FUNCTIONS };
+
+impl Schema {
+    /// The newest migration; 0: there is none.
+    pub(super) fn version(&self) -> i32 {
+        self.migrations.last().map_or(0, |m| m.version)
+    }
+
+    pub(super) fn functions_checksum(&self) -> String {
+        let mut hasher = DefaultHasher::new();
+        self.functions.hash(&mut hasher);
+        format!("{:016x}", hasher.finish())
+    }
+}
 
 /// The oldest Postgres that will do.
 const POSTGRES_MIN: i32 = 140_000;
@@ -134,88 +157,37 @@ pub fn schema_sql() -> String {
     sql
 }
 
-fn functions_checksum() -> String {
-    let mut hasher = DefaultHasher::new();
-    FUNCTIONS.hash(&mut hasher);
-    format!("{:016x}", hasher.finish())
-}
-
 /// Everything happens under this lock; two at once would otherwise race even for `create schema if not exists`. The timeouts of the
 /// role or database are meant for statements that serve somebody.
 pub(super) const LOCK: &str =
-    "set local statement_timeout = 0; set local idle_in_transaction_session_timeout = 0; set local lock_timeout = '60s';
+    "set transaction isolation level read committed read write; set local search_path = pg_catalog, pg_temp; set local row_security = on;
+set local statement_timeout = 0; set local idle_in_transaction_session_timeout = 0; set local lock_timeout = '60s';
 select pg_advisory_xact_lock(1346912000, 0);";
-
-const BOOKS: &str = "create schema if not exists posthouse;
-create table if not exists posthouse.migration (
-  version int primary key, name text not null, breaking boolean not null, applied_at timestamptz not null default clock_timestamp());
-create table if not exists posthouse.meta (name text primary key, value text not null);";
-
-/// Bring the schema up to date. Safe to run from several processes at once, and over and over. Answers with the migrations that
-/// were applied now.
-pub async fn migrate(database: &Database) -> Result<Vec<Migration>> {
-    let (mut client, _task) = connect(&database.main, "migrate").await?;
-    status(&client).await?.check_newer()?;
-    let transaction = client.transaction().await?;
-    transaction.batch_execute(LOCK).await?;
-    transaction.batch_execute(BOOKS).await?;
-    let before = status(transaction.client()).await?;
-    before.check_newer()?;
-    let mut applied = Vec::new();
-    for migration in MIGRATIONS.iter().filter(|m| m.version > before.version) {
-        transaction.batch_execute(migration.sql).await?;
-        let mut book = String::new();
-        let _ = write!(
-            book,
-            "insert into posthouse.migration (version, name, breaking) values ({}, '{}', {})",
-            migration.version, migration.name, migration.breaking
-        );
-        transaction.batch_execute(&book).await?;
-        applied.push(*migration);
-    }
-    // A newer schema has newer functions: an older binary that may still run on it leaves them as they are.
-    let newer = before.version > before.known;
-    if !newer && (!before.functions_current || !applied.is_empty()) {
-        for part in FUNCTIONS {
-            transaction.batch_execute(part).await?;
-        }
-        let sum = functions_checksum();
-        transaction
-            .batch_execute(&format!(
-                "insert into posthouse.meta values ('functions', '{sum}') on conflict (name) do update set value = excluded.value;
-                 revoke all on all functions in schema posthouse from public;
-                 select posthouse.make_partitions(0);
-                 -- New functions run as their caller and new tables have no policies until this was called again.
-                 select posthouse.isolate() where posthouse.is_isolated();"
-            ))
-            .await?;
-    }
-    transaction.commit().await?;
-    Ok(applied)
-}
 
 /// Where a database stands.
 pub async fn schema_status(database: &Database) -> Result<SchemaStatus> {
     let (client, _task) = connect(&database.main, "status").await?;
-    status(&client).await
+    status(&client, &OURS).await
 }
 
 impl SchemaStatus {
-    fn check_newer(&self) -> Result<()> {
+    /// An error if a binary cannot even migrate this database.
+    pub(super) fn check_newer(&self) -> Result<()> {
         Self { version: self.known, ..self.clone() }.check()
     }
 }
 
-async fn status(client: &Client) -> Result<SchemaStatus> {
+/// The search path may be anything here.
+pub(super) async fn status(client: &Client, schema: &Schema) -> Result<SchemaStatus> {
     let row = client
         .query_typed(
-            "select current_setting('server_version_num')::int, to_regclass('posthouse.migration') is not null,
-               current_setting('server_encoding')",
+            "select pg_catalog.current_setting('server_version_num')::int, pg_catalog.to_regclass('posthouse.migration') is not null,
+               pg_catalog.current_setting('server_encoding')",
             &[],
         )
         .await?;
     let row = row.first().ok_or_else(|| Error::schema("Postgres answered nothing"))?;
-    let known = MIGRATIONS.last().map_or(0, |m| m.version);
+    let known = schema.version();
     let mut status = SchemaStatus {
         version: 0,
         known,
@@ -235,9 +207,11 @@ async fn status(client: &Client) -> Result<SchemaStatus> {
             status.breaking.push(format!("{} {}", status.version, row.try_get::<_, &str>(1)?));
         }
     }
-    let sum = client.query_typed("select value from posthouse.meta where name = 'functions'", &[]).await?;
+    let sum = client
+        .query_typed("select value from posthouse.meta where name operator(pg_catalog.=) 'functions'", &[])
+        .await?;
     status.functions_current = match sum.first() {
-        Some(row) => row.try_get::<_, &str>(0)? == functions_checksum(),
+        Some(row) => row.try_get::<_, &str>(0)? == schema.functions_checksum(),
         None => false,
     };
     Ok(status)

@@ -5,6 +5,7 @@
 //! pooler between us and Postgres cannot mix up anything.
 
 mod alert;
+mod apply;
 mod claim;
 mod connection;
 mod database;
@@ -19,6 +20,7 @@ mod migrate;
 mod operate;
 mod retention;
 mod settle;
+mod surroundings;
 mod sweep;
 #[cfg(feature = "tls")]
 mod tls;
@@ -27,6 +29,7 @@ mod usage;
 pub use alert::{
     AlertChange, AlertData, AlertMessage, AlertRecord, AlertRule, WEBHOOK_KIND, WEBHOOK_QUEUE, WebhookState,
 };
+pub use apply::{Blocker, Progress, migrate, migrate_telling};
 pub use claim::{ClaimedJob, NextDue, Registration};
 pub use connection::Store;
 pub use database::Database;
@@ -36,7 +39,7 @@ pub use inspect::{JobFilter, JobRecord, QueueHealth, WorkerRecord};
 pub use isolation::{Isolation, isolate};
 pub use lease::{Beat, Pulse};
 pub use listen::{Listener, Notice};
-pub use migrate::{Migration, SchemaStatus, migrate, schema_sql, schema_status};
+pub use migrate::{Migration, SchemaStatus, schema_sql, schema_status};
 pub use operate::{DeadFilter, Reason};
 pub use retention::QueueSettings;
 pub use settle::{Settled, Settlement, Verdict};

@@ -24,6 +24,7 @@ mod races;
 mod retention;
 mod schema;
 mod serial;
+mod settings;
 mod settle;
 mod shares;
 mod support;
