@@ -117,7 +117,8 @@ create table posthouse.dead_letter (
   tokens integer,
   constraint dead_letter_pkey PRIMARY KEY (id)
 );
-CREATE INDEX dead_letter_failed ON posthouse.dead_letter USING btree (failed_at);
+CREATE INDEX dead_letter_failed ON posthouse.dead_letter USING btree (failed_at, id);
+CREATE INDEX dead_letter_group ON posthouse.dead_letter USING btree (lane_id, class, failed_at, id);
 
 create table posthouse.dedupe (
   tenant text not null,
@@ -148,6 +149,13 @@ create table posthouse.depth_limit (
   max_depth integer not null,
   constraint depth_limit_pkey PRIMARY KEY (scope, name),
   constraint depth_limit_scope_check CHECK ((scope = ANY (ARRAY['queue'::text, 'tenant'::text])))
+);
+
+create table posthouse.detached (
+  name text not null,
+  lower bigint not null,
+  upper bigint not null,
+  constraint detached_pkey PRIMARY KEY (name)
 );
 
 create table posthouse.gate (
@@ -202,6 +210,7 @@ create table posthouse.gauge (
 create table posthouse.id_range (
   lower bigint not null,
   upper bigint not null,
+  sliced_to bigint not null,
   constraint id_range_pkey PRIMARY KEY (lower),
   constraint id_range_upper_key UNIQUE (upper)
 );
@@ -237,8 +246,10 @@ create table posthouse.kind (
   name text not null,
   gates text[] not null,
   max_output_tokens integer,
+  drops_payload boolean not null default false,
   constraint kind_pkey PRIMARY KEY (name)
 );
+CREATE INDEX kind_drops ON posthouse.kind USING btree (name) WHERE drops_payload;
 
 create table posthouse.lane (
   id bigint generated always as identity not null,
@@ -294,7 +305,30 @@ create table posthouse.queue (
   retention interval,
   fair_by text not null default 'jobs'::text,
   serial_by text,
+  retention_cancelled interval,
+  retention_failed interval,
   constraint queue_pkey PRIMARY KEY (name)
+);
+
+create table posthouse.redriven (
+  job_id bigint not null,
+  number integer not null,
+  redriven_at timestamp with time zone not null,
+  redriven_by text not null,
+  state text not null,
+  attempt integer not null,
+  fence integer not null,
+  class text,
+  error text,
+  changes jsonb not null,
+  payload jsonb,
+  constraint redriven_pkey PRIMARY KEY (job_id, number)
+);
+CREATE INDEX redriven_at ON posthouse.redriven USING btree (redriven_at);
+
+create table posthouse.revived (
+  id bigint not null,
+  constraint revived_pkey PRIMARY KEY (id)
 );
 
 create table posthouse.route (
@@ -303,12 +337,69 @@ create table posthouse.route (
   constraint route_pkey PRIMARY KEY (model)
 );
 
+create table posthouse.schedule (
+  name text not null,
+  cron text not null,
+  timezone text not null,
+  job jsonb not null,
+  tenant text not null,
+  catch_up text not null,
+  catch_up_max integer not null,
+  catch_up_over interval not null,
+  jitter interval not null,
+  source text,
+  version bigint not null default 1,
+  changed_at timestamp with time zone not null,
+  paused_at timestamp with time zone,
+  paused_reason text,
+  since timestamp with time zone not null,
+  next_at timestamp with time zone,
+  planned_at timestamp with time zone,
+  fired bigint not null default 0,
+  missed bigint not null default 0,
+  last_tick timestamp with time zone,
+  last_fired_at timestamp with time zone,
+  last_job_id bigint,
+  error text,
+  error_at timestamp with time zone,
+  constraint schedule_catch_up_check CHECK ((catch_up = ANY (ARRAY['skip'::text, 'one'::text, 'all'::text]))),
+  constraint schedule_pkey PRIMARY KEY (name)
+) with (fillfactor=50);
+CREATE INDEX schedule_next ON posthouse.schedule USING btree (COALESCE(next_at, '-infinity'::timestamp with time zone)) WHERE (paused_at IS NULL);
+CREATE INDEX schedule_planned ON posthouse.schedule USING btree (planned_at);
+
+create table posthouse.schedule_run (
+  schedule text not null,
+  tick timestamp with time zone not null,
+  job_id bigint not null,
+  duplicate boolean not null,
+  fired_at timestamp with time zone not null,
+  constraint schedule_run_pkey PRIMARY KEY (schedule, tick)
+);
+
 create table posthouse.share (
   queue text not null,
   tenant text not null,
   share real not null,
   constraint share_pkey PRIMARY KEY (queue, tenant)
 ) with (fillfactor=50);
+
+create table posthouse.slice (
+  lower bigint not null,
+  due_at timestamp with time zone not null,
+  over_at timestamp with time zone not null,
+  takers text[],
+  constraint slice_pkey PRIMARY KEY (lower)
+) with (fillfactor=50);
+CREATE INDEX slice_due ON posthouse.slice USING btree (due_at);
+CREATE INDEX slice_open ON posthouse.slice USING btree (lower) WHERE (takers IS NULL);
+
+create table posthouse.spare_payload (
+  id bigint not null,
+  payload jsonb not null,
+  trace jsonb,
+  constraint spare_payload_pkey PRIMARY KEY (id)
+);
 
 create table posthouse.sweep (
   name text not null,
@@ -559,6 +650,24 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.adopt()
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  o record;
+begin
+  select x.* into o from posthouse.origin() x;
+  if not o.is_copy then
+    return false;
+  end if;
+  -- With an id of its own: keys for providers are made of it, and must not be those of the original.
+  update posthouse.meta m set value = (o.found || jsonb_build_object('id', gen_random_uuid(), 'stamped', clock_timestamp()))::text where m.name = 'origin';
+  return true;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.advance_floors()
  RETURNS void
  LANGUAGE plpgsql
@@ -600,6 +709,25 @@ AS $function$
 $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.analyze_parents()
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET default_statistics_target TO '10'
+ SET lock_timeout TO '50ms'
+AS $function$
+declare
+  parent text;
+begin
+  foreach parent in array array['payload', 'archive'] loop
+    if (select abs(sum(pg_stat_get_live_tuples(i.inhrelid)) - min(p.reltuples)) > 1000 + 0.1 * min(p.reltuples)
+        from pg_inherits i join pg_class p on p.oid = i.inhparent where i.inhparent = ('posthouse.' || parent)::regclass) then
+      execute format('analyze posthouse.%I', parent);
+    end if;
+  end loop;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.archive_job(j posthouse.job, state posthouse.job_state, result jsonb, usage jsonb)
  RETURNS void
  LANGUAGE plpgsql
@@ -609,10 +737,15 @@ CREATE OR REPLACE FUNCTION posthouse.archive_job(j posthouse.job, state posthous
 AS $function$
 declare
   now_at timestamptz := clock_timestamp();
+  of posthouse.lane;
 begin
   delete from posthouse.job x where x.id = j.id;
-  if exists (select from posthouse.lane l join posthouse.queue q on q.name = l.queue
-             where l.id = j.lane_id and q.retention = interval '0') then
+  select l.* into of from posthouse.lane l where l.id = j.lane_id;
+  if exists (select from posthouse.kind k where k.name = of.kind and k.drops_payload) then
+    delete from posthouse.payload p where p.id = j.id;
+  end if;
+  perform posthouse.house(array[j.id]);
+  if posthouse.retention_of(of.queue, archive_job.state::text) = interval '0' then
     insert into posthouse.tombstone (id, lane_id, created_at, finished_at, worker, timeout_ms, fence, attempt, max_attempts, state, result,
       tokens)
     values (j.id, j.lane_id, j.created_at, now_at, j.worker, j.timeout_ms, j.fence, j.attempt, j.max_attempts,
@@ -708,6 +841,23 @@ CREATE OR REPLACE FUNCTION posthouse.backoff(attempt integer)
 AS $function$
   select make_interval(secs => greatest(0.1, random() * least(600.0, 2.0 * 2.0 ^ least(greatest(attempt, 1) - 1, 30))))
 $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.bare_jobs(ids bigint[])
+ RETURNS bigint[]
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
+AS $function$
+begin
+  return array(
+    select i.id from unnest(ids) i(id)
+    cross join lateral (select j.lane_id from posthouse.job j where j.id = i.id offset 0) j
+    cross join lateral (select l.kind from posthouse.lane l where l.id = j.lane_id offset 0) l
+    cross join lateral (select from posthouse.kind k where k.name = l.kind and k.drops_payload offset 0) k);
+end $function$
 ;
 
 CREATE OR REPLACE FUNCTION posthouse.begin_probe(endpoint text, job_id bigint)
@@ -881,6 +1031,23 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.bring_home(job_id bigint)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+AS $function$
+begin
+  lock table posthouse.payload, posthouse.archive in row exclusive mode;
+  perform posthouse.house(array[job_id]);
+  with spare as (delete from posthouse.spare_payload s where s.id = job_id returning s.*)
+  insert into posthouse.payload (id, payload, trace) select s.id, s.payload, s.trace from spare s on conflict do nothing;
+  insert into posthouse.revived (id) values (job_id) on conflict do nothing;
+  return exists (select from posthouse.payload p where p.id = job_id);
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.bury_job(j posthouse.job, class text, error text, detail jsonb, usage jsonb)
  RETURNS void
  LANGUAGE plpgsql
@@ -936,6 +1103,42 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.cancel_many(filter jsonb, max_jobs integer DEFAULT 500, after jsonb DEFAULT NULL::jsonb, OUT changed bigint, OUT busy bigint, OUT refused jsonb, OUT next jsonb)
+ RETURNS record
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+AS $function$
+declare
+  f posthouse.job_filter := posthouse.parse_filter(filter, '{queued,running,waiting}', '{queued,running,waiting}');
+  picked bigint[];
+  j posthouse.job;
+  lanes bigint[] := '{}';
+  workers uuid[] := '{}';
+begin
+  select p.ids, p.next into picked, next from posthouse.pick_jobs(f, posthouse.check_batch(max_jobs), after) p;
+  changed := 0;
+  refused := '[]';
+  for j in select x.* from posthouse.job x where x.id = any(picked) order by x.id for update skip locked loop
+    picked := array_remove(picked, j.id);
+    continue when not j.state::text = any(f.states);
+    if j.state = 'running' then
+      continue when j.cancel_asked;
+      update posthouse.job x set cancel_asked = true where x.id = j.id;
+      workers := workers || j.worker;
+    else
+      perform posthouse.archive_job(j, 'cancelled', null, null);
+      lanes := lanes || j.lane_id;
+    end if;
+    changed := changed + 1;
+  end loop;
+  select count(*) into busy from posthouse.job x where x.id = any(picked);
+  perform pg_notify('posthouse_cancel', w::text) from (select distinct w from unnest(workers) w) w;
+  perform posthouse.free_serial(l) from (select distinct l from unnest(lanes) l) l;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.canonical_json(value jsonb)
  RETURNS text
  LANGUAGE plpgsql
@@ -979,6 +1182,135 @@ AS $function$
     else left(value, 4000) || format(' … [cut: %s bytes in all]', octet_length(value))
   end
 $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.change_payload(kind text, payload jsonb, changes jsonb, OUT changed jsonb, OUT complaint text)
+ RETURNS record
+ LANGUAGE plpgsql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  path text[];
+  parent jsonb;
+  one jsonb;
+begin
+  changed := coalesce(changes -> 'payload', payload);
+  for one in select s from jsonb_array_elements(changes -> 'set') s loop
+    path := array(select jsonb_array_elements_text(one -> 'path'));
+    parent := changed #> path[:cardinality(path) - 1];
+    if (case jsonb_typeof(parent) when 'object' then true
+          when 'array' then path[cardinality(path)] ~ '^[0-9]{1,6}$' and path[cardinality(path)]::int <= jsonb_array_length(parent)
+        end) is not true then
+      complaint := format('%s cannot be set: the payload has no such place', array_to_string(path, '.'));
+      return;
+    end if;
+    changed := jsonb_set(changed, path, one -> 'value');
+  end loop;
+  if changes ? 'model' then
+    if jsonb_typeof(changed) <> 'object' or kind <> 'llm.chat' and jsonb_typeof(changed -> 'model') is distinct from 'string' then
+      complaint := format('the payload of kind %s names no model: it takes the one of its worker''s configuration', quote_ident(kind));
+      return;
+    end if;
+    changed := changed || jsonb_build_object('model', changes -> 'model');
+  end if;
+  if pg_column_size(changed) > 33554432 then
+    complaint := 'the payload would be larger than 32 MiB';
+  end if;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.changed_lane(l posthouse.lane, d posthouse.dead_letter, payload jsonb, changed jsonb, changes jsonb, due timestamp with time zone, OUT to_lane bigint, OUT differences jsonb)
+ RETURNS record
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  queue text := coalesce(changes ->> 'queue', l.queue);
+  priority int := coalesce((changes ->> 'priority')::int, l.priority);
+  gates text[] := l.gates;
+  serial text := l.serial;
+  serial_by text;
+  was text := case when jsonb_typeof(payload) = 'object' then payload ->> 'model' end;
+  now_is text := case when jsonb_typeof(changed) = 'object' then changed ->> 'model' end;
+begin
+  if was is distinct from now_is and (l.kind = 'llm.chat' or 'model:' || was = any(l.gates)) then
+    gates := array_remove(gates, 'model:' || was);
+    gates := posthouse.asked_gates(case when now_is is not null then 'llm.chat' end, changed, gates);
+  end if;
+  if queue <> l.queue or changed is distinct from payload then
+    select q.serial_by into serial_by from posthouse.queue q where q.name = queue;
+    serial := case when serial_by is null then '' else posthouse.serial_value(changed, serial_by) end;
+  end if;
+  to_lane := posthouse.lane_for(queue, priority, l.tenant, l.kind, gates, serial, due);
+  select coalesce(jsonb_object_agg(x.field, jsonb_build_object('from', x.was, 'to', x.now_is)), '{}') into differences
+  from (values ('queue', to_jsonb(l.queue), to_jsonb(queue)), ('priority', to_jsonb(l.priority), to_jsonb(priority)),
+    ('max_attempts', to_jsonb(d.max_attempts), coalesce(changes -> 'max_attempts', to_jsonb(d.max_attempts))),
+    ('timeout_ms', coalesce(to_jsonb(d.timeout_ms), 'null'), coalesce(changes -> 'timeout_ms', to_jsonb(d.timeout_ms), 'null')),
+    ('model', coalesce(to_jsonb(was), 'null'), coalesce(to_jsonb(now_is), 'null'))) x(field, was, now_is)
+  where x.was <> x.now_is;
+  if changed is distinct from payload then
+    differences := differences || jsonb_build_object('payload', case when changes ? 'set'
+      then to_jsonb(array(select array_to_string(array(select jsonb_array_elements_text(s -> 'path')), '.') from jsonb_array_elements(changes -> 'set') s))
+      when changes ? 'payload' then '"replaced"' else '["model"]' end);
+  end if;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.check_batch(max_jobs integer)
+ RETURNS integer
+ LANGUAGE plpgsql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+  if (max_jobs between 1 and 10000) is not true then
+    raise exception using errcode = 'PH001', message = format('max_jobs: %s is not between 1 and 10000', coalesce(max_jobs::text, 'null')),
+      hint = 'Call again with what `next` answered until that is null.';
+  end if;
+  return max_jobs;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.check_changes(changes jsonb)
+ RETURNS void
+ LANGUAGE plpgsql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  fields constant text[] := '{model,max_attempts,timeout_ms,queue,priority,payload,set}';
+  field text;
+  complaint text;
+begin
+  if changes is null or jsonb_typeof(changes) <> 'object' then
+    raise exception using errcode = 'PH001', message = 'changes: must be a JSON object, such as {"max_attempts": 3}';
+  end if;
+  select k into field from jsonb_object_keys(changes) k where k <> all(fields) limit 1;
+  complaint := case
+    when field is not null then format('unknown field %s; the fields are %s', quote_ident(field), array_to_string(fields, ', '))
+    when changes ? 'model' and (jsonb_typeof(changes -> 'model') <> 'string' or octet_length(changes ->> 'model') not between 1 and 190)
+      then 'model: must be a name of 1 to 190 bytes'
+    when changes ? 'max_attempts' and (changes ->> 'max_attempts' ~ '^[0-9]{1,4}$' and (changes ->> 'max_attempts')::int between 1 and 1000) is not true
+      then format('max_attempts: %s is not between 1 and 1000', changes ->> 'max_attempts')
+    when changes ? 'timeout_ms' and changes -> 'timeout_ms' <> 'null'
+      and (changes ->> 'timeout_ms' ~ '^[0-9]{1,11}$' and (changes ->> 'timeout_ms')::bigint between 1 and 31557600000) is not true
+      then format('timeout_ms: %s is not between 1 and a year; null takes the limit off', changes ->> 'timeout_ms')
+    when changes ? 'priority' and (changes ->> 'priority' ~ '^-?[0-9]{1,9}$') is not true
+      then format('priority: %s is no whole number of up to nine digits', changes ->> 'priority')
+    when changes ?& '{payload,set}' then 'payload, set: give one of them, not both'
+    when changes ? 'set' and (jsonb_typeof(changes -> 'set') = 'array' and not exists (
+        select from jsonb_array_elements(changes -> 'set') s
+        where (jsonb_typeof(s -> 'path') = 'array' and jsonb_array_length(s -> 'path') > 0 and s ? 'value') is not true)) is not true
+      then 'set: must be a list of {"path": ["field", …], "value": …}'
+  end;
+  if complaint is not null then
+    raise exception using errcode = 'PH001', message = 'changes: ' || complaint;
+  end if;
+  if changes ? 'queue' then
+    perform posthouse.check_name('changes: queue', changes ->> 'queue');
+  end if;
+end $function$
 ;
 
 CREATE OR REPLACE FUNCTION posthouse.check_dedupe(dedupe_key text, dedupe_for interval, dedupe_policy text, dedupe_by_payload boolean)
@@ -1254,6 +1586,69 @@ begin
   elsif value ~ '[[:cntrl:]]' then
     raise exception using errcode = 'PH001', message = format('%s: must not contain control characters', field);
   end if;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.check_origin()
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  o record;
+begin
+  select x.* into o from posthouse.origin() x;
+  if o.stamped is null then
+    insert into posthouse.meta (name, value) values ('origin', (o.found || jsonb_build_object('id', gen_random_uuid(), 'stamped', clock_timestamp()))::text)
+    on conflict do nothing;
+  elsif o.is_copy then
+    raise exception using errcode = 'PH011',
+      message = format('this database is a copy of another (%s), so no worker may run its jobs yet: the other one may run them too', o.reason),
+      hint = 'See what is queued, and confirm that it shall run here, with: posthouse db adopt (or select posthouse.adopt())';
+  end if;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.check_schedule(name text, cron text, job jsonb, timezone text, catch_up text, catch_up_max integer, catch_up_over interval, jitter interval, source text)
+ RETURNS void
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  complaint text;
+begin
+  perform posthouse.check_name('name', name);
+  complaint := case
+    when cron is null or octet_length(cron) > 200 then 'cron: 1 to 200 bytes are allowed'
+    when cron !~ '^\s*@' and cardinality(regexp_split_to_array(btrim(cron), '\s+')) <> 5
+      then format('cron: %s has not five fields (minute, hour, day of the month, month, day of the week)', quote_literal(cron))
+    when cron ~ '[^-\sA-Za-z0-9*,/?#@]' then format('cron: %s has a character that no field can have', quote_literal(cron))
+    when jsonb_typeof(job) is distinct from 'object' then 'job: must be an object, as posthouse.enqueue_many takes it'
+    when job ?| array['run_at', 'delay_ms'] then 'job: run_at and delay_ms are for the schedule to say; see jitter'
+    when pg_column_size(job) > 1048576 then 'job: larger than 1 MiB, of which each tick makes a copy; store it elsewhere and pass a reference'
+    when (catch_up in ('skip', 'one', 'all')) is not true then format('catch_up: %s is not skip, one or all', coalesce(quote_literal(catch_up), 'null'))
+    when (catch_up_max between 1 and 1000) is not true then format('catch_up_max: %s is not between 1 and 1000', coalesce(catch_up_max::text, 'null'))
+    when (catch_up_over between '0' and interval '7 days') is not true then 'catch_up_over: must be between nothing and 7 days'
+    when (jitter between '0' and interval '7 days') is not true then 'jitter: must be between nothing and 7 days'
+    when octet_length(source) > 200 then 'source: longer than 200 bytes'
+  end;
+  if complaint is not null then
+    raise exception using errcode = 'PH001', message = complaint;
+  end if;
+  begin
+    perform now() at time zone timezone;
+  exception when others then
+    timezone := null;
+  end;
+  if timezone is null then
+    raise exception using errcode = 'PH001', message = 'timezone: there is no such time zone; write a name such as UTC, Europe/Rome or America/New_York';
+  end if;
+  begin
+    perform posthouse.check_jobs(jsonb_build_array(job));
+  exception when sqlstate 'PH001' then
+    raise exception using errcode = 'PH001', message = replace(sqlerrm, 'job 1 of the array: ', 'job: ');
+  end;
 end $function$
 ;
 
@@ -1631,6 +2026,23 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.copy_reason(stamped jsonb, found jsonb)
+ RETURNS text
+ LANGUAGE sql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+  select case
+    when stamped ? 'disowned' then format('somebody said at %s that it is a copy', stamped ->> 'disowned')
+    when stamped ->> 'database' <> found ->> 'database' and stamped ->> 'table' = found ->> 'table'
+      then 'it was made from another database as its template'
+    when stamped ->> 'table' <> found ->> 'table' then 'it was restored from a dump'
+    when stamped ->> 'database' <> found ->> 'database' then 'it is not the database that its first worker saw'
+    when stamped ->> 'server' <> found ->> 'server' and stamped ->> 'major' = found ->> 'major' then 'it is on another server'
+  end
+$function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.count_depths()
  RETURNS void
  LANGUAGE plpgsql
@@ -1833,6 +2245,141 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.cut_slices()
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_custom_plan'
+AS $function$
+declare
+  last_id bigint := (select s.last_value from posthouse.job_id_seq s);
+  -- After the look at the sequence: who takes an id later gets a higher one.
+  now_taking text[] := posthouse.holders(array['posthouse.job_id_seq'::regclass]);
+  r posthouse.id_range;
+  cut_to bigint;
+begin
+  update posthouse.slice s set takers = now_taking where s.takers is null and s.lower + 10000 <= last_id + 1;
+  select x.* into r from posthouse.id_range x where x.sliced_to < x.upper and x.sliced_to <= last_id order by x.lower limit 1;
+  if r.lower is null then
+    return false;
+  end if;
+  cut_to := least(r.upper, (last_id / 10000 + 1) * 10000, r.sliced_to + 5000000);
+  insert into posthouse.slice (lower, due_at, over_at, takers)
+  select n, '-infinity', 'infinity',
+    case when n + 10000 <= last_id + 1 then now_taking end
+  from generate_series(r.sliced_to, cut_to - 1, 10000) n
+  on conflict (lower) do update set due_at = '-infinity', over_at = 'infinity';
+  update posthouse.id_range x set sliced_to = cut_to where x.lower = r.lower;
+  return true;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.dead_filter(ids bigint[], queue text, kind text, tenant text)
+ RETURNS jsonb
+ LANGUAGE sql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+  select jsonb_strip_nulls(jsonb_build_object('ids', ids, 'queue', queue, 'kind', kind, 'tenant', tenant))
+$function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.dead_letters(filter jsonb DEFAULT '{"all": true}'::jsonb, max_rows integer DEFAULT 20, before_at timestamp with time zone DEFAULT NULL::timestamp with time zone, before_id bigint DEFAULT NULL::bigint)
+ RETURNS TABLE(id bigint, queue text, tenant text, kind text, priority integer, class text, error text, attempt integer, max_attempts integer, created_at timestamp with time zone, failed_at timestamp with time zone, redrives bigint)
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_custom_plan'
+ SET jit TO 'off'
+AS $function$
+#variable_conflict use_column
+declare
+  f posthouse.job_filter := posthouse.parse_filter(filter, '{failed}', '{failed}');
+  from_at timestamptz := coalesce(before_at, 'infinity');
+  from_id bigint := coalesce(before_id, 9223372036854775807);
+  by_lane boolean := num_nonnulls(f.queue, f.kind, f.tenant, f.class) > 0;
+  near int := case when by_lane and num_nonnulls(f.error, f.created_since, f.created_before, f.ids) = 0 then 2000 end;
+  n_seen int;
+  ids bigint[];
+begin
+  max_rows := posthouse.check_batch(max_rows);
+  with seen as (
+    select d.id, d.lane_id, d.class, d.error, d.created_at, d.failed_at from posthouse.dead_letter d
+    where (d.failed_at, d.id) < (from_at, from_id) and (f.ids is null or d.id = any(f.ids))
+      and (f.failed_since is null or d.failed_at >= f.failed_since) and (f.failed_before is null or d.failed_at < f.failed_before)
+    order by d.failed_at desc, d.id desc limit near
+  )
+  select array_agg(x.id) into ids from (
+    select s.id from seen s
+    where (not by_lane or (
+        select true from posthouse.lane l where l.id = s.lane_id and (f.queue is null or l.queue = f.queue)
+          and (f.kind is null or l.kind = f.kind) and (f.tenant is null or l.tenant = f.tenant)))
+      and (f.class is null or s.class = f.class) and (f.error is null or strpos(lower(s.error), lower(f.error)) > 0)
+      and (f.created_since is null or s.created_at >= f.created_since) and (f.created_before is null or s.created_at < f.created_before)
+    order by s.failed_at desc, s.id desc limit max_rows) x;
+  if near is not null and coalesce(cardinality(ids), 0) < max_rows then
+    with recursive groups as (
+      (select d.lane_id, d.class from posthouse.dead_letter d order by d.lane_id, d.class limit 1)
+      union all
+      select n.lane_id, n.class from groups g
+      cross join lateral (
+        select d.lane_id, d.class from posthouse.dead_letter d where (d.lane_id, d.class) > (g.lane_id, g.class)
+        order by d.lane_id, d.class limit 1) n
+    )
+    select array_agg(x.id) into ids from (
+      select d.id from groups g
+      cross join lateral (
+        select d.id, d.failed_at from posthouse.dead_letter d
+        where d.lane_id = g.lane_id and d.class = g.class and (d.failed_at, d.id) < (from_at, from_id)
+          and (f.failed_since is null or d.failed_at >= f.failed_since) and (f.failed_before is null or d.failed_at < f.failed_before)
+        order by d.failed_at desc, d.id desc limit max_rows) d
+      where (f.class is null or g.class = f.class) and (
+        select true from posthouse.lane l where l.id = g.lane_id and (f.queue is null or l.queue = f.queue)
+          and (f.kind is null or l.kind = f.kind) and (f.tenant is null or l.tenant = f.tenant))
+      order by d.failed_at desc, d.id desc limit max_rows) x;
+  end if;
+  return query
+    select d.id, l.queue, l.tenant, l.kind, l.priority, d.class, left(d.error, 500), d.attempt, d.max_attempts, d.created_at, d.failed_at,
+      (select count(*) from posthouse.redrives r where r.job_id = d.id)
+    from unnest(ids) with ordinality u(id, place)
+    cross join lateral (select x.* from posthouse.dead_letter x where x.id = u.id offset 0) d
+    cross join lateral (select x.* from posthouse.lane x where x.id = d.lane_id offset 0) l
+    order by u.place;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.delete_expired(lo bigint, now_at timestamp with time zone, held bigint[], lanes bigint[], states text[], keeps interval[])
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_custom_plan'
+AS $function$
+declare
+  gone bigint[];
+begin
+  with archived as (
+    delete from posthouse.archive a using unnest(lanes, states, keeps) k(lane_id, state, keep)
+    where a.id >= lo and a.id < lo + 10000 and k.lane_id = a.lane_id and k.state = a.state::text and a.finished_at + k.keep <= now_at
+      and not a.id = any(held)
+    returning a.id
+  ), dead as (
+    delete from posthouse.dead_letter d using unnest(lanes, states, keeps) k(lane_id, state, keep)
+    where d.id >= lo and d.id < lo + 10000 and k.lane_id = d.lane_id and k.state = 'failed' and d.failed_at + k.keep <= now_at
+      and not d.id = any(held)
+    returning d.id
+  )
+  select array_agg(g.id) into gone from (select id from archived union all select id from dead) g;
+  delete from posthouse.payload p where p.id >= lo and p.id < lo + 10000 and p.id = any(gone);
+  delete from posthouse.spare_payload p where p.id >= lo and p.id < lo + 10000 and p.id = any(gone);
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.depth_of(scope text, name text, max_depth integer, more bigint)
  RETURNS bigint
  LANGUAGE plpgsql
@@ -1868,6 +2415,422 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.detach_range(r posthouse.id_range)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET lock_timeout TO '20ms'
+AS $function$
+declare
+  payloads regclass := posthouse.partition_of('posthouse.payload', r.lower, r.upper);
+  archived regclass := posthouse.partition_of('posthouse.archive', r.lower, r.upper);
+  tables regclass[] := array['posthouse.payload', 'posthouse.archive', payloads, archived];
+  held text[];
+begin
+  -- What may take long comes before the locks. Later than this a job can only come back by posthouse.bring_home, which notes it.
+  if exists (select from posthouse.job j where j.id >= r.lower and j.id < r.upper)
+     or exists (select from posthouse.tombstone t where t.id >= r.lower and t.id < r.upper)
+     or exists (select from posthouse.dead_letter d
+                where d.id >= r.lower and d.id < r.upper and not exists (select from posthouse.spare_payload s where s.id = d.id)
+                  and exists (select from posthouse.payload p where p.id = d.id and p.id >= r.lower and p.id < r.upper)) then
+    return false;
+  end if;
+  held := posthouse.holders(tables);
+  if held <> '{}' then
+    perform pg_sleep(0.05);
+    if held && posthouse.holders(tables) then
+      return false;
+    end if;
+  end if;
+  if not pg_try_advisory_xact_lock(1346912000, 1) then
+    return false;
+  end if;
+  begin
+    lock table only posthouse.payload in access exclusive mode;
+    lock table only posthouse.archive in access exclusive mode;
+    execute format('lock table only %s, %s in access exclusive mode nowait', payloads, archived);
+    if exists (select from posthouse.revived v where v.id >= r.lower and v.id < r.upper) then
+      raise exception using errcode = 'lock_not_available';
+    end if;
+    execute format('alter table posthouse.payload detach partition %s', payloads);
+    execute format('alter table posthouse.archive detach partition %s', archived);
+    insert into posthouse.detached (name, lower, upper)
+    select c.relname, r.lower, r.upper from pg_class c where c.oid in (payloads, archived);
+    delete from posthouse.id_range x where x.lower = r.lower;
+    return true;
+  exception when lock_not_available then
+    return false;
+  end;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.disown()
+ RETURNS void
+ LANGUAGE sql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+  insert into posthouse.meta (name, value)
+  values ('origin', (posthouse.origin_now() || jsonb_build_object('id', gen_random_uuid(), 'disowned', clock_timestamp()))::text)
+  on conflict (name) do update set value = (meta.value::jsonb || jsonb_build_object('disowned', clock_timestamp()))::text
+$function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.doctor(older interval DEFAULT '00:05:00'::interval)
+ RETURNS TABLE(name text, severity text, subject text, what text, why text, fix text, detail jsonb)
+ LANGUAGE sql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+  select d.* from (
+    select * from posthouse.doctor_settings() union all select * from posthouse.doctor_tables() union all select * from posthouse.doctor_jobs()
+    union all select * from posthouse.doctor_workers() union all select * from posthouse.doctor_horizon(doctor.older)) d
+  order by array_position(array['bad', 'warning', 'note'], d.severity), d.name, d.subject
+$function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.doctor_horizon(older interval DEFAULT '00:05:00'::interval, xids integer DEFAULT 100000)
+ RETURNS TABLE(name text, severity text, subject text, what text, why text, fix text, detail jsonb)
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+declare
+  now_at timestamptz := clock_timestamp();
+  cost text;
+  cost_detail jsonb;
+  hidden bigint;
+begin
+  select format('vacuum cannot remove what was deleted since; the tables of the queue have %s dead rows and %s on disk%s', coalesce(sum(t.n_dead_tup), 0),
+      pg_size_pretty(coalesce(sum(pg_total_relation_size(t.relid)), 0)),
+      coalesce('; most in ' || (array_agg(t.relname::text order by t.n_dead_tup desc) filter (where t.n_dead_tup > 0))[1], '')),
+    jsonb_build_object('dead_rows', coalesce(sum(t.n_dead_tup), 0), 'bytes', coalesce(sum(pg_total_relation_size(t.relid)), 0))
+  into cost, cost_detail
+  from pg_stat_all_tables t where t.schemaname = 'posthouse';
+  -- A transaction that has no snapshot and wrote nothing holds back nothing.
+  return query
+    select 'horizon', case when now_at - a.xact_start > older * 12 then 'bad' else 'warning' end, 'pid ' || a.pid,
+      format('pid %s of %s (%s) has had a transaction open for %s, %s: %s', a.pid, a.usename, coalesce(nullif(a.application_name, ''), 'no application name'),
+        date_trunc('second', now_at - a.xact_start), a.state, left(regexp_replace(a.query, '[[:space:]]+', ' ', 'g'), 200)),
+      cost,
+      format('select pg_terminate_backend(%s); alter role %I set %s', a.pid, a.usename,
+        case when a.state like 'idle%' then 'idle_in_transaction_session_timeout = ''5min''' else 'statement_timeout = ''1h''' end),
+      cost_detail || jsonb_build_object('pid', a.pid, 'user', a.usename, 'application', a.application_name, 'state', a.state,
+        'seconds', floor(extract(epoch from now_at - a.xact_start)), 'query', left(a.query, 1000), 'xids', age(coalesce(a.backend_xmin, a.backend_xid)))
+    from pg_stat_activity a
+    where a.datname = current_database() and a.pid <> pg_backend_pid() and a.backend_type <> 'autovacuum worker'
+      and coalesce(a.backend_xmin, a.backend_xid) is not null and now_at - a.xact_start > older
+    order by a.xact_start limit 20;
+  return query
+    select 'horizon', case when now_at - p.prepared > older * 12 then 'bad' else 'warning' end, 'prepared ' || p.gid,
+      format('the prepared transaction %s of %s waits for its end since %s', quote_literal(p.gid), p.owner, date_trunc('second', now_at - p.prepared)),
+      cost || '; it holds its locks too, and survives restarts', format('rollback prepared %L -- or commit prepared: ask who prepared it', p.gid),
+      cost_detail || jsonb_build_object('gid', p.gid, 'user', p.owner, 'seconds', floor(extract(epoch from now_at - p.prepared)), 'xids', age(p.transaction))
+    from pg_prepared_xacts p where p.database = current_database() and now_at - p.prepared > older order by p.prepared limit 20;
+  return query
+    select 'slots', case when s.active then 'warning' else 'bad' end, 'slot ' || s.slot_name,
+      format('replication slot %s (%s, %s) ', s.slot_name, s.slot_type, case when s.active then 'in use by pid ' || s.active_pid else 'used by nobody' end)
+        || concat_ws(' and ',
+          case when age(s.xmin) >= xids then format('holds back the rows of the last %s transactions', age(s.xmin)) end,
+          case when age(s.catalog_xmin) >= xids then format('holds back the catalogues of the last %s transactions', age(s.catalog_xmin)) end,
+          case when s.restart_lsn is not null then format('keeps %s of WAL', pg_size_pretty(w.bytes)) end),
+      case when age(s.xmin) >= xids then cost || '; and ' else '' end || 'the WAL it keeps may fill the disk',
+      case when s.active then 'select * from pg_stat_replication -- its reader does not keep up: see there'
+        else format('select pg_drop_replication_slot(%L) -- if nobody comes back for it; and alter system set max_slot_wal_keep_size = ''10GB''', s.slot_name) end,
+      case when age(s.xmin) >= xids then cost_detail else '{}' end
+        || jsonb_build_object('slot', s.slot_name, 'active', s.active, 'xids', age(s.xmin), 'catalog_xids', age(s.catalog_xmin), 'wal_bytes', w.bytes)
+    from pg_replication_slots s
+    cross join lateral (select case when not pg_is_in_recovery() then pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn) end as bytes) w
+    where coalesce(s.wal_status, '') <> 'lost' and (not s.active and not s.temporary and s.restart_lsn is not null
+      or age(s.xmin) >= xids or age(s.catalog_xmin) >= xids)
+    order by s.slot_name;
+  return query
+    select 'standbys', 'warning', 'standby ' || coalesce(nullif(r.application_name, ''), r.pid::text),
+      format('standby %s (pid %s, %s, %s) holds back the rows of the last %s transactions by its feedback', coalesce(nullif(r.application_name, ''), '?'),
+        r.pid, r.usename, coalesce(host(r.client_addr), 'local'), age(r.backend_xmin)),
+      cost, 'alter system set max_standby_streaming_delay = ''30s''; alter system set hot_standby_feedback = off; select pg_reload_conf() -- on the standby; or end the long query there',
+      cost_detail || jsonb_build_object('pid', r.pid, 'application', r.application_name, 'xids', age(r.backend_xmin))
+    from pg_stat_replication r where r.backend_xmin is not null and age(r.backend_xmin) >= xids;
+  select count(*) into hidden from pg_stat_activity a where a.query = '<insufficient privilege>' and a.datname = current_database();
+  if hidden > 0 then
+    return query values ('rights', 'note', current_user::text,
+      format('%s may not look into %s sessions of other roles: whether they hold back dead rows, since when and by which statement, was not seen', current_user, hidden),
+      'a transaction that somebody forgot may be among them; and claims step over dead rows less well without this right',
+      format('grant pg_read_all_stats to %I', current_user), jsonb_build_object('sessions', hidden));
+  end if;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.doctor_ids(ids bigint[])
+ RETURNS text
+ LANGUAGE sql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+  select array_to_string(ids[:5], ', ') || case when cardinality(ids) > 5 then ', …' else '' end
+$function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.doctor_jobs(max_jobs integer DEFAULT 100000)
+ RETURNS TABLE(name text, severity text, subject text, what text, why text, fix text, detail jsonb)
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+declare
+  found_ids bigint[];
+  n bigint;
+  last_id bigint;
+  max_id bigint;
+begin
+  select array_agg(j.id), count(*) into found_ids, n
+  from (select x.id from posthouse.job x order by x.id limit max_jobs) j
+  where not exists (select from posthouse.payload p where p.id = j.id);
+  if n > 0 then
+    return query values ('payloads', 'bad', null, format('%s live jobs have no payload: %s', n, posthouse.doctor_ids(found_ids)),
+      'somebody deleted it, or a restore was not whole; a handler would get nothing to work on',
+      format('select posthouse.cancel(id) from unnest(%L::bigint[]) id -- or bring their rows of posthouse.payload back from a backup', found_ids[:1000]),
+      jsonb_build_object('jobs', n, 'ids', found_ids[:1000]));
+  end if;
+  -- Nobody would rescue them: a dead worker's jobs are found by its claims.
+  select array_agg(j.id), count(*) into found_ids, n
+  from (select x.id, x.worker, x.fence from posthouse.job x where x.state = 'running' order by x.id limit max_jobs) j
+  where not exists (
+    select from (select c.worker, u.id, u.fence from posthouse.claimed c cross join lateral unnest(c.job_ids, c.fences) u(id, fence) offset 0) c
+    where c.worker = j.worker and c.id = j.id and c.fence = j.fence);
+  if n > 0 then
+    return query values ('claims', 'bad', null, format('%s jobs are running and no claim names them: %s', n, posthouse.doctor_ids(found_ids)),
+      'if their worker dies, or is dead, nobody takes them back',
+      format('select posthouse.requeue_job(j, clock_timestamp(), true, true, ''claim lost'') from posthouse.job j where j.id = any(%L) and j.state = ''running'' -- when the worker is dead; they run again', found_ids[:1000]),
+      jsonb_build_object('jobs', n, 'ids', found_ids[:1000]));
+  end if;
+  select array_agg(j.id), count(*) into found_ids, n
+  from (select x.id from posthouse.job x order by x.id limit max_jobs) j
+  where exists (select from posthouse.archive a where a.id = j.id) or exists (select from posthouse.dead_letter d where d.id = j.id)
+    or exists (select from posthouse.tombstone t where t.id = j.id);
+  if n > 0 then
+    return query values ('homes', 'bad', null, format('%s jobs have ended and are live all the same: %s', n, posthouse.doctor_ids(found_ids)),
+      'an id was given twice or a row was put back by hand; they would run again, and could not be recorded',
+      format('delete from posthouse.job where id = any(%L) -- the record of their end is kept', found_ids[:1000]),
+      jsonb_build_object('jobs', n, 'ids', found_ids[:1000]));
+  end if;
+  select array_agg(d.id), count(*) into found_ids, n
+  from (select x.id from posthouse.dead_letter x order by x.id limit max_jobs) d
+  where exists (select from posthouse.archive a where a.id = d.id) or exists (select from posthouse.tombstone t where t.id = d.id);
+  if n > 0 then
+    return query values ('homes', 'bad', null, format('%s dead letters have ended another way as well: %s', n, posthouse.doctor_ids(found_ids)),
+      'an id was given twice or a row was put back by hand; a redrive would fail',
+      format('delete from posthouse.dead_letter where id = any(%L) -- or their rows of posthouse.archive, whichever is wrong', found_ids[:1000]),
+      jsonb_build_object('jobs', n, 'ids', found_ids[:1000]));
+  end if;
+  select case when s.is_called then s.last_value else 0 end into last_id from posthouse.job_id_seq s;
+  max_id := greatest((select max(j.id) from posthouse.job j), (select max(p.id) from posthouse.payload p), (select max(a.id) from posthouse.archive a),
+    (select max(d.id) from posthouse.dead_letter d), (select max(t.id) from posthouse.tombstone t));
+  if max_id > last_id then
+    return query values ('ids', 'bad', null, format('there is a job %s, and the next one will be %s', max_id, last_id + 1),
+      'the sequence was not restored with the tables, or lost its newest numbers in a failover: enqueues fail or give ids a second time',
+      format('select setval(''posthouse.job_id_seq'', %s)', max_id), jsonb_build_object('max_id', max_id, 'last_value', last_id));
+  end if;
+  select count(*) into n from (select from posthouse.job x limit max_jobs + 1) x;
+  if n > max_jobs then
+    return query values ('payloads', 'note', null, format('only the %s oldest live jobs were looked at', max_jobs), 'looking at all of them may take long',
+      'posthouse db doctor --max-jobs 1000000000', jsonb_build_object('looked_at', max_jobs));
+  end if;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.doctor_setting(setting text, value text)
+ RETURNS text
+ LANGUAGE sql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+  select coalesce((
+    select case
+        when s.setrole <> 0 then format('alter role %I', s.setrole::regrole::text) || case when s.setdatabase <> 0 then format(' in database %I', current_database()) else '' end
+        else format('alter database %I', current_database()) end
+      || format(' set %s = %L', setting, value)
+    from pg_db_role_setting s
+    where s.setdatabase in (0, (select d.oid from pg_database d where d.datname = current_database()))
+      and s.setrole in (0, (select r.oid from pg_roles r where r.rolname = session_user))
+      and exists (select from unnest(s.setconfig) c where starts_with(c, setting || '='))
+    order by s.setrole <> 0 desc, s.setdatabase <> 0 desc limit 1),
+    format('alter system set %s = %L; select pg_reload_conf()', setting, value))
+$function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.doctor_settings()
+ RETURNS TABLE(name text, severity text, subject text, what text, why text, fix text, detail jsonb)
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+declare
+  room bigint;
+  used bigint;
+begin
+  return query
+    select w.name, w.severity, s.name, format('%s is %s', s.name, case when s.unit is null then s.reset_val else s.reset_val || ' ' || s.unit end),
+      w.why, posthouse.doctor_setting(s.name, w.value), jsonb_build_object('value', s.reset_val)
+    from (values
+      ('autovacuum', 'autovacuum', 'bad', array['off'], 'on', 'nothing removes dead rows: tables grow without end, and in the end Postgres stops to write'),
+      ('autovacuum', 'track_counts', 'bad', array['off'], 'on', 'autovacuum does not know what to do without it'),
+      ('durability', 'fsync', 'bad', array['off'], 'on', 'a crash of the machine may destroy the database'),
+      ('durability', 'full_page_writes', 'bad', array['off'], 'on', 'a crash of the machine may destroy pages that were being written'),
+      ('durability', 'synchronous_commit', 'warning', array['off'], 'on', 'a crash of the server loses what was committed in the last moments: jobs, and results that were paid for'),
+      ('isolation_level', 'default_transaction_isolation', 'note', array['serializable', 'repeatable read', 'read uncommitted'], 'read committed',
+        'the library and this binary set what they need, at the price of a larger flight a call; whoever calls claim, settle or heartbeat himself gets PH002 unless he begins READ COMMITTED, and his enqueues may fail with 40001'),
+      ('read_only', 'default_transaction_read_only', 'note', array['on'], 'off',
+        'the library and this binary set what they need, at the price of a larger flight a call; whoever calls the functions himself must begin READ WRITE')
+    ) w(name, setting, severity, wrong, value, why)
+    join pg_settings s on s.name = w.setting and s.reset_val = any(w.wrong);
+  return query
+    select 'timeouts', 'note', s.name, format('%s is %s ms', s.name, s.reset_val),
+      'the library and this binary set what they need where it is shorter than their calls may take; whoever calls the functions himself may be cut off by it, with 57014 or 55P03: nothing is done then, and it can be tried again',
+      posthouse.doctor_setting(s.name, '0'), jsonb_build_object('value', s.reset_val)
+    from pg_settings s where s.name in ('statement_timeout', 'lock_timeout', 'transaction_timeout') and s.reset_val <> '0';
+  return query
+    select 'timeouts', 'note', s.name, 'idle_in_transaction_session_timeout is off',
+      'nothing ends a transaction that somebody forgot, and for as long as it is open no dead row younger than it is removed anywhere in the database',
+      posthouse.doctor_setting(s.name, '10min'), jsonb_build_object('value', s.reset_val)
+    from pg_settings s where s.name = 'idle_in_transaction_session_timeout' and s.reset_val = '0';
+  return query
+    select 'autovacuum', 'bad', c.oid::regclass::text, format('autovacuum is turned off for %s', c.oid::regclass),
+      'nothing removes its dead rows: it grows without end, and what reads it gets slower',
+      format('alter table %s reset (autovacuum_enabled, toast.autovacuum_enabled)', c.oid::regclass), null::jsonb
+    from pg_class c left join pg_class t on t.oid = c.reltoastrelid
+    where c.relnamespace = 'posthouse'::regnamespace and c.relkind = 'r'
+      and exists (select from unnest(c.reloptions || t.reloptions) o where o ~ '^autovacuum_enabled=(f|n|0|of)')
+    order by c.relname;
+  -- Whichever limit is the tightest: of the server, the database, the role.
+  select least(current_setting('max_connections')::bigint - current_setting('superuser_reserved_connections')::bigint
+      - coalesce(current_setting('reserved_connections', true)::bigint, 0) - all_used.n, of_database.n, of_role.n), all_used.n
+  into room, used
+  from (select sum(d.numbackends)::bigint as n from pg_stat_database d where d.datid <> 0) all_used,
+    (select case when d.datconnlimit >= 0 then d.datconnlimit - s.numbackends end::bigint as n
+     from pg_database d join pg_stat_database s on s.datid = d.oid where d.datname = current_database()) of_database,
+    (select case when r.rolconnlimit >= 0 then r.rolconnlimit - (select count(*) from pg_stat_activity a where a.usename = r.rolname) end as n
+     from pg_roles r where r.rolname = session_user) of_role;
+  if room < 10 then
+    return query values ('connections', case when room < 3 then 'bad' else 'warning' end, null,
+      format('%s more connections are allowed (of the server, the database or the role; %s are open)', greatest(room, 0), used),
+      'a worker takes 4 to 6, and each program that enqueues 1 to 6; who gets none waits or fails',
+      format('alter system set max_connections = %s -- and restart; or a pooler; or raise the `connection limit` of the database or the role',
+        current_setting('max_connections')::int + 100),
+      jsonb_build_object('room', room, 'used', used));
+  end if;
+  if not exists (select from pg_extension e where e.extname = 'pg_stat_statements') then
+    return query values ('extensions', 'note', 'pg_stat_statements', 'the extension pg_stat_statements is not there',
+      'nice to have: it tells which statements take the time of the server', 'create extension pg_stat_statements -- shared_preload_libraries must name it first, which takes a restart',
+      null::jsonb);
+  end if;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.doctor_tables(dead_min bigint DEFAULT 100000)
+ RETURNS TABLE(name text, severity text, subject text, what text, why text, fix text, detail jsonb)
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+declare
+  last_id bigint;
+begin
+  return query
+    select 'indexes', 'bad', i.indexrelid::regclass::text, format('index %s of %s is not valid', i.indexrelid::regclass, i.indrelid::regclass),
+      'it was being made and that did not end well: it costs each write and helps no look-up; without a valid one, calls read whole tables',
+      case when i.indexrelid::regclass::text ~ '_cc(new|old)[0-9]*"?$' then format('drop index concurrently %s', i.indexrelid::regclass)
+        when p.relkind = 'p' then format('alter index %s attach partition … -- the index of each partition that has none attached', i.indexrelid::regclass)
+        else format('reindex index concurrently %s', i.indexrelid::regclass) end, null::jsonb
+    from pg_index i join pg_class c on c.oid = i.indexrelid join pg_class p on p.oid = i.indrelid
+    where c.relnamespace = 'posthouse'::regnamespace and not (i.indisvalid and i.indisready)
+      and not exists (select from pg_stat_progress_create_index x where x.index_relid = i.indexrelid)
+    order by c.relname;
+  select case when s.is_called then s.last_value else 0 end into last_id from posthouse.job_id_seq s;
+  if not exists (select from posthouse.id_range r where r.lower <= last_id + 1 and r.upper > last_id + 1) then
+    return query values ('partitions', 'warning', null, format('there is no partition for the next job, %s', last_id + 1),
+      'the sweep makes them a million ids ahead; now an enqueue has to, and others wait for it', 'select posthouse.partitions_ahead()',
+      jsonb_build_object('next_id', last_id + 1));
+  end if;
+  return query
+    select 'partitions', 'warning', i.inhrelid::regclass::text, format('the detaching of partition %s from %s was begun and not finished', i.inhrelid::regclass, i.inhparent::regclass),
+      'until it is, no other partition can be detached', format('alter table %s detach partition %s finalize', i.inhparent::regclass, i.inhrelid::regclass), null::jsonb
+    from pg_inherits i join pg_class c on c.oid = i.inhparent
+    where c.relnamespace = 'posthouse'::regnamespace and i.inhdetachpending;
+  return query
+    select 'partitions', 'warning', i.inhparent::regclass::text, format('%s has %s partitions', i.inhparent::regclass, count(*)),
+      'each look-up that does not name the id looks into all of them', 'posthouse queue list -- shows what is kept for how long; partitions whose jobs have all expired are dropped by the sweep',
+      jsonb_build_object('partitions', count(*))
+    from pg_inherits i join pg_class c on c.oid = i.inhparent
+    where c.relnamespace = 'posthouse'::regnamespace and c.relkind = 'p' group by i.inhparent having count(*) > 200;
+  return query
+    select 'statistics', 'warning', p.oid::regclass::text, format('%s has never been analysed as a whole, and has about %s rows', p.oid::regclass, c.n::bigint),
+      'autovacuum analyses its partitions only, and the planner guesses', format('analyze %s', p.oid::regclass), null::jsonb
+    from pg_class p cross join lateral (
+      select sum(greatest(c.reltuples, 0)) as n from pg_inherits i join pg_class c on c.oid = i.inhrelid where i.inhparent = p.oid) c
+    where p.relnamespace = 'posthouse'::regnamespace and p.relkind = 'p' and p.reltuples < 0 and c.n >= 1000000
+    order by p.relname;
+  return query
+    select 'dead_rows', 'warning', t.relid::regclass::text,
+      format('%s has %s dead rows and %s live ones, %s; last vacuumed %s', t.relid::regclass, t.n_dead_tup, t.n_live_tup, pg_size_pretty(pg_total_relation_size(t.relid)),
+        coalesce(to_char(greatest(t.last_autovacuum, t.last_vacuum) at time zone 'UTC', 'YYYY-MM-DD HH24:MI "UTC"'), 'never')),
+      'autovacuum does not keep up, or something holds on to them: see what the check horizon found',
+      format('vacuum (analyze) %s', t.relid::regclass),
+      jsonb_build_object('dead', t.n_dead_tup, 'live', t.n_live_tup, 'bytes', pg_total_relation_size(t.relid))
+    from pg_stat_all_tables t
+    where t.schemaname = 'posthouse' and t.n_dead_tup >= dead_min and t.n_dead_tup > t.n_live_tup
+    order by t.n_dead_tup desc;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.doctor_workers()
+ RETURNS TABLE(name text, severity text, subject text, what text, why text, fix text, detail jsonb)
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+declare
+  live bigint;
+  lost bigint;
+  late text;
+  versions text;
+begin
+  select count(*) filter (where posthouse.lease_end(w) > clock_timestamp()), count(*) filter (where posthouse.lease_end(w) < clock_timestamp() - interval '2 minutes'),
+    string_agg(distinct w.version, ', ') filter (where posthouse.lease_end(w) > clock_timestamp())
+  into live, lost, versions
+  from posthouse.worker w where w.dead_at is null;
+  return query
+    select 'sweeps', 'bad', s.name, format('the sweep %s has been failing since %s: %s', s.name, to_char(s.failing_since at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"'), s.error),
+      'what it looks after is left undone; it is tried again by itself', format('select posthouse.tidy(%L) -- as soon as what it says is mended', s.name),
+      jsonb_build_object('failures', s.failures, 'error', s.error)
+    from posthouse.sweeps s where s.failing order by s.name;
+  select case when bool_and(s.late) then 'everything' else string_agg(s.name, ', ' order by s.name) filter (where s.late) end into late from posthouse.sweeps s
+  having bool_or(s.late);
+  if late is not null then
+    return query values ('sweeps', case when live > 0 then 'bad' else 'warning' end, null,
+      format('%s: not swept lately', late) || case when live > 0 then ', though workers are there' else ', since no worker is there' end,
+      'jobs of dead workers are not taken back, and partitions not made ahead, while nobody sweeps; dead rows and old records pile up',
+      'posthouse work --sweep-only', jsonb_build_object('live_workers', live));
+  end if;
+  if live = 0 and exists (select from posthouse.job j where j.state = 'queued' and j.run_at <= clock_timestamp()) then
+    return query values ('workers', 'warning', null, 'jobs are due and there is no live worker', 'nobody runs them', 'posthouse work', null::jsonb);
+  end if;
+  if lost > 0 then
+    return query values ('workers', 'warning', null, format('%s workers have been silent for two minutes longer than their leases, and nobody has taken their jobs back', lost),
+      'whoever sweeps does so; nobody does', 'posthouse work --sweep-only', jsonb_build_object('lost', lost));
+  end if;
+  if versions like '%, %' then
+    return query values ('workers', 'note', null, format('workers of several versions are at work: %s', versions),
+      'fine while a new version is being rolled out', 'select host, pid, version, started_at from posthouse.workers where state = ''live'' order by version',
+      null::jsonb);
+  end if;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.done_outcomes(outcomes jsonb, OUT ids bigint[], OUT fences integer[], OUT results jsonb[], OUT usages jsonb[], OUT flags jsonb[])
  RETURNS record
  LANGUAGE plpgsql
@@ -1887,6 +2850,85 @@ begin
     from jsonb_to_recordset(outcomes) x(id bigint, fence int, outcome text, result jsonb, usage jsonb, flags jsonb)
     where x.outcome = 'done' and x.id is not null and x.fence is not null
     order by x.id, x.fence desc) d;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.drop_detached()
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET lock_timeout TO '50ms'
+AS $function$
+declare
+  d posthouse.detached;
+begin
+  for d in select x.* from posthouse.detached x order by x.name loop
+    -- One that somebody attached again is his.
+    if to_regclass(format('posthouse.%I', d.name)) is not null
+       and not exists (select from pg_inherits i where i.inhrelid = to_regclass(format('posthouse.%I', d.name))) then
+      begin
+        execute format('drop table posthouse.%I', d.name);
+      exception when lock_not_available then
+        return false;
+      end;
+    end if;
+    delete from posthouse.detached x where x.name = d.name;
+    -- Slices without dead letters have nothing left, unless ids of theirs have a partition again.
+    delete from posthouse.slice s
+    where s.lower >= d.lower and s.lower < d.upper
+      and not exists (select from posthouse.dead_letter x where x.id >= s.lower and x.id < s.lower + 10000)
+      and not exists (select from posthouse.id_range r where r.lower <= s.lower and r.upper > s.lower);
+  end loop;
+  return true;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.drop_payloads(ids bigint[], ended bigint[])
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
+AS $function$
+declare
+  gone bigint[];
+  first_id bigint;
+  last_id bigint;
+begin
+  select array_agg(i.id), min(i.id), max(i.id) into gone, first_id, last_id from unnest(ids) i(id) where i.id = any(ended);
+  -- The bounds tell which partitions need not be looked into.
+  delete from posthouse.payload p where p.id = any(gone) and p.id >= first_id and p.id <= last_id;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.due_schedules(most integer, at timestamp with time zone DEFAULT NULL::timestamp with time zone)
+ RETURNS TABLE(name text, version bigint, cron text, timezone text, catch_up text, catch_up_max integer, next_s bigint, base_s bigint, now_s bigint)
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+AS $function$
+#variable_conflict use_column
+declare
+  now_at timestamptz := coalesce(at, clock_timestamp());
+begin
+  perform posthouse.check_isolation();
+  -- The clock was ahead, and has been set back: go on after the last tick that has been fired and is past. Those that were fired
+  -- early will not be again.
+  update posthouse.schedule s set next_at = null, planned_at = null
+  where s.name in (select x.name from posthouse.schedule x where x.planned_at > now_at + interval '5 seconds' for update skip locked);
+  return query
+    select s.name, s.version, s.cron, s.timezone, s.catch_up, s.catch_up_max, extract(epoch from s.next_at)::bigint,
+      case when s.next_at is null then floor(extract(epoch from least(now_at, greatest(s.since, coalesce(
+        (select r.tick from posthouse.schedule_run r where r.schedule = s.name and r.tick <= now_at order by r.tick desc limit 1),
+        (select now_at from posthouse.schedule_run r where r.schedule = s.name limit 1), '-infinity')))))::bigint end,
+      floor(extract(epoch from now_at))::bigint
+    from posthouse.schedule s
+    where s.paused_at is null and coalesce(s.next_at, '-infinity') <= now_at
+      and (s.error_at > now_at - interval '10 seconds' and s.error_at <= now_at) is not true
+    order by coalesce(s.next_at, '-infinity') limit most;
 end $function$
 ;
 
@@ -2176,6 +3218,45 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.expire(budget interval DEFAULT '00:00:00.1'::interval)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET jit TO 'off'
+AS $function$
+declare
+  stop_at timestamptz := clock_timestamp() + budget;
+  shortest interval;
+  s posthouse.slice;
+begin
+  if not pg_try_advisory_xact_lock(1346912000, 6) then
+    return false;
+  end if;
+  shortest := posthouse.shortest_retention();
+  if shortest is null and not exists (select from posthouse.slice x where x.due_at < 'infinity') then
+    return false;
+  elsif shortest is not null and posthouse.cut_slices() then
+    return true;
+  end if;
+  with back as (
+    delete from posthouse.revived v where v.id in (select x.id from posthouse.revived x order by x.id limit 1000 for update skip locked) returning v.id
+  )
+  update posthouse.slice x set due_at = '-infinity', over_at = 'infinity' where x.lower in (select b.id / 10000 * 10000 from back b);
+  loop
+    select x.* into s from posthouse.slice x where x.due_at <= clock_timestamp() order by x.due_at limit 1;
+    if not found then
+      return false;
+    end if;
+    perform posthouse.visit_slice(s, shortest);
+    if clock_timestamp() >= stop_at then
+      return true;
+    end if;
+  end loop;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.explain(job_id bigint)
  RETURNS TABLE(state text, reason text, until timestamp with time zone)
  LANGUAGE plpgsql
@@ -2251,6 +3332,97 @@ begin
     reason := format('waits for a free slot: %s jobs of its tenant and kind are before it', ahead);
     return next;
   end if;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.find_jobs(filter jsonb, max_jobs integer DEFAULT 10000, after jsonb DEFAULT NULL::jsonb, OUT ids bigint[], OUT next jsonb)
+ RETURNS record
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  states constant text[] := '{queued,running,waiting,done,failed,cancelled}';
+begin
+  select p.ids, p.next into ids, next from posthouse.pick_jobs(posthouse.parse_filter(filter, states, states), posthouse.check_batch(max_jobs), after) p;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.finish_detaches()
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET lock_timeout TO '50ms'
+AS $function$
+declare
+  pending record;
+begin
+  for pending in
+    select i.inhparent::regclass as parent, i.inhrelid::regclass as part from pg_inherits i
+    where i.inhparent in ('posthouse.payload'::regclass, 'posthouse.archive'::regclass) and i.inhdetachpending
+  loop
+    begin
+      execute format('alter table %s detach partition %s finalize', pending.parent, pending.part);
+    exception when lock_not_available then
+      return false;
+    end;
+  end loop;
+  return true;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.fire_schedule(name text, version bigint, next_s bigint, ticks bigint[], late integer, missed bigint, then_s bigint, at timestamp with time zone DEFAULT NULL::timestamp with time zone)
+ RETURNS jsonb
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET lock_timeout TO '1s'
+AS $function$
+#variable_conflict use_column
+declare
+  s posthouse.schedule;
+  now_at timestamptz := coalesce(at, clock_timestamp());
+  due_at timestamptz;
+  e record;
+  runs jsonb := '[]';
+begin
+  perform posthouse.check_isolation();
+  select * into s from posthouse.schedule x where x.name = fire_schedule.name for update skip locked;
+  if not found or s.version <> fire_schedule.version or s.paused_at is not null or s.next_at is distinct from to_timestamp(fire_schedule.next_s) then
+    return null;
+  end if;
+  begin
+    for i in 1 .. cardinality(ticks) loop
+      continue when exists (select from posthouse.schedule_run r where r.schedule = s.name and r.tick = to_timestamp(ticks[i]));
+      due_at := posthouse.jitter_of(s, ticks[i])
+        + case when i > late then to_timestamp(ticks[i]) when late > 1 then now_at + s.catch_up_over * ((i - 1) / late::float8) else now_at end;
+      select x.id, x.duplicate into e
+      from posthouse.enqueue_many(jsonb_build_array(s.job || case when due_at > now_at then jsonb_build_object('run_at', due_at) else '{}' end)) x;
+      insert into posthouse.schedule_run (schedule, tick, job_id, duplicate, fired_at)
+      values (s.name, to_timestamp(ticks[i]), e.id, e.duplicate, now_at);
+      runs := runs || jsonb_build_object('tick_s', ticks[i], 'job', e.id, 'duplicate', e.duplicate);
+    end loop;
+  exception when others then
+    -- What is over in a moment comes again at once: somebody else's lock, a deadlock, a server that goes down.
+    if sqlstate ~ '^(40|53|55|57|PH007)' then
+      raise;
+    end if;
+    perform posthouse.refuse_schedule(s.name, s.version, sqlerrm, false, now_at);
+    return jsonb_build_object('error', sqlerrm);
+  end;
+  update posthouse.schedule x set next_at = coalesce(to_timestamp(then_s), 'infinity'), planned_at = now_at, fired = s.fired + jsonb_array_length(runs),
+    missed = s.missed + fire_schedule.missed, error = null, error_at = null,
+    last_tick = case when runs = '[]' then s.last_tick else to_timestamp((runs -> -1 ->> 'tick_s')::bigint) end,
+    last_fired_at = case when runs = '[]' then s.last_fired_at else now_at end,
+    last_job_id = coalesce((runs -> -1 ->> 'job')::bigint, s.last_job_id)
+  where x.name = s.name;
+  if (s.fired + jsonb_array_length(runs)) / 100 > s.fired / 100 then
+    delete from posthouse.schedule_run r where r.schedule = s.name
+      and r.tick < (select k.tick from posthouse.schedule_run k where k.schedule = s.name order by k.tick desc offset 999 limit 1);
+  end if;
+  if s.error is not null then
+    perform posthouse.resolve_alert('schedule', s.name);
+  end if;
+  return jsonb_build_object('runs', runs);
 end $function$
 ;
 
@@ -2547,6 +3719,25 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.forget_redrives()
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+AS $function$
+declare
+  start_at timestamptz := (select s.floor_at from posthouse.sweep s where s.name = 'redrives');
+  end_at timestamptz;
+begin
+  select max(x.redriven_at) into end_at
+  from (select r.redriven_at from posthouse.redriven r where r.redriven_at > start_at order by r.redriven_at limit 1000) x;
+  delete from posthouse.redriven r
+  where r.redriven_at > start_at and r.redriven_at <= end_at and posthouse.state_of(r.job_id) is null;
+  update posthouse.sweep s set floor_at = coalesce(end_at, '-infinity') where s.name = 'redrives' and s.floor_at <> coalesce(end_at, '-infinity');
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.free_gates(lane_id bigint)
  RETURNS void
  LANGUAGE plpgsql
@@ -2568,17 +3759,21 @@ CREATE OR REPLACE FUNCTION posthouse.free_keys(job_ids bigint[])
  SET plan_cache_mode TO 'force_generic_plan'
 AS $function$
 declare
-  held tid;
+  held record;
 begin
   -- By the job and then by the row's place: every other way walks over the dead rows of a key that is used again and again, and
   -- planned for all jobs at once, a table that statistics call small was walked whole.
   for held in
-    select x.ctid
+    select x.ctid, x.next_id
     from unnest(job_ids) i(id)
     cross join lateral (
-      select x.ctid from posthouse.dedupe x where x.job_id = i.id and x.expires_at is null for update skip locked) x
+      select x.ctid, x.next_id from posthouse.dedupe x where x.job_id = i.id and x.expires_at is null for update skip locked) x
   loop
-    delete from posthouse.dedupe d where d.ctid = held;
+    if held.next_id is null then
+      delete from posthouse.dedupe d where d.ctid = held.ctid;
+    else
+      perform posthouse.follow_up(d) from posthouse.dedupe d where d.ctid = held.ctid;
+    end if;
   end loop;
 end $function$
 ;
@@ -3143,6 +4338,42 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.holders(tables regclass[])
+ RETURNS text[]
+ LANGUAGE sql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+  select array(
+    select distinct k.virtualtransaction from pg_locks k
+    where k.locktype = 'relation' and k.database = (select d.oid from pg_database d where d.datname = current_database())
+      and k.relation = any(tables::oid[]) and k.pid is distinct from pg_backend_pid())
+$function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.house(ids bigint[])
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  first_id bigint;
+  last_id bigint;
+  homeless bigint;
+begin
+  -- The usual case of several: all lie between ranges that follow one another.
+  select min(u.id), max(u.id) into first_id, last_id from unnest(ids) u(id);
+  if (select min(r.lower) <= first_id and max(r.upper) > last_id and sum(r.upper - r.lower) = max(r.upper) - min(r.lower)
+      from posthouse.id_range r where r.upper > first_id and r.lower <= last_id) then
+    return;
+  end if;
+  for homeless in
+    select u.id from unnest(ids) u(id) where not exists (select from posthouse.id_range r where r.upper > u.id and r.lower <= u.id)
+  loop
+    perform posthouse.make_partitions(homeless);
+  end loop;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.is_about_webhook(a posthouse.alert)
  RETURNS boolean
  LANGUAGE sql
@@ -3232,6 +4463,21 @@ AS $function$
 begin
   return exists (select from posthouse.depth_limit d where d.scope = 'queue' and d.name = is_limited.queue)
     or exists (select from posthouse.depth_limit d where d.scope = 'tenant' and d.name = is_limited.tenant);
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.is_over(r posthouse.id_range, but_slice bigint DEFAULT NULL::bigint)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+AS $function$
+begin
+  return r.sliced_to >= r.upper and not exists (
+    select from posthouse.slice s
+    where s.lower >= r.lower and s.lower < r.upper and s.lower is distinct from but_slice
+      and (s.over_at > clock_timestamp() or s.takers is null));
 end $function$
 ;
 
@@ -3357,6 +4603,16 @@ begin
     from pg_class c where c.relnamespace = 'posthouse'::regnamespace and c.relkind in ('r', 'p') and not c.relispartition
       and not exists (select from pg_policy o where o.polrelid = c.oid and o.polname = 'tenant') order by c.relname;
 end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.jitter_of(s posthouse.schedule, tick_s bigint)
+ RETURNS interval
+ LANGUAGE sql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+  select date_trunc('milliseconds', s.jitter * ((hashtextextended(s.name || '/' || tick_s, 0) & 1048575) / 1048576.0))
+$function$
 ;
 
 CREATE OR REPLACE FUNCTION posthouse.lane_for(queue text, priority integer, tenant text, kind text, gates text[], serial text, due timestamp with time zone)
@@ -3502,39 +4758,72 @@ CREATE OR REPLACE FUNCTION posthouse.make_partitions(last_id bigint)
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
 declare
+  top bigint;                         -- the end of the newest range
+  width bigint;
   lo bigint;
   hi bigint;
-  part text;
 begin
   perform pg_advisory_xact_lock(1346912000, 1);
   loop
     exit when exists (select from posthouse.id_range r where r.lower <= last_id and r.upper > last_id);
-    select coalesce(max(r.upper), 0) into lo from posthouse.id_range r where r.upper <= last_id;
-    hi := lo + greatest(1000000, (lo / 8 / 1000000) * 1000000);
-    -- Somebody may have set the sequence far ahead: do not fill the gap with partitions.
-    if last_id - lo > 64 * (hi - lo) then
-      lo := (last_id / 1000000 - 1) * 1000000;
-      hi := lo + 2000000;
+    select coalesce(max(r.upper), 0), greatest(1000000, (coalesce(sum(r.upper - r.lower), 0) / 8)::bigint / 1000000 * 1000000)
+    into top, width from posthouse.id_range r;
+    if last_id >= top then
+      lo := top;
+      -- Somebody may have set the sequence far ahead: do not fill the gap with partitions.
+      if last_id - lo > 64 * width then
+        lo := (last_id / 1000000 - 1) * 1000000;
+      end if;
+      hi := lo + greatest(width, case when lo > top then 2000000 else 0 end);
+    else
+      width := greatest(1000000, (top / 64 + 999999) / 1000000 * 1000000);
+      select greatest(last_id / width * width, max(r.upper)) into lo from posthouse.id_range r where r.upper <= last_id;
+      select least(last_id / width * width + width, min(r.lower)) into hi from posthouse.id_range r where r.lower > last_id;
     end if;
-    -- Or back, into such a gap.
-    select least(hi, min(r.lower)) into hi from posthouse.id_range r where r.lower > last_id;
     begin
-      foreach part in array array['payload', 'archive'] loop
-        execute format('create table posthouse.%I (like posthouse.%I including all)', part || '_' || lo, part);
-        -- Attaching locks the parent far less than making a partition of it would.
-        execute format('alter table posthouse.%I add constraint id_range check (id >= %s and id < %s)', part || '_' || lo, lo, hi);
-        execute format('alter table posthouse.%I attach partition posthouse.%I for values from (%s) to (%s)',
-                       part, part || '_' || lo, lo, hi);
-        execute format('alter table posthouse.%I drop constraint id_range', part || '_' || lo);
-        if posthouse.is_isolated() then
-          execute format('alter table posthouse.%I enable row level security', part || '_' || lo);
-        end if;
-      end loop;
+      perform posthouse.make_range(lo, hi);
     exception when duplicate_table or invalid_object_definition then
       -- The snapshot of this transaction is older than the partitions that others have made: they are there all the same.
       return;
     end;
-    insert into posthouse.id_range values (lo, hi);
+    insert into posthouse.id_range (lower, upper, sliced_to) values (lo, hi, lo);
+  end loop;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.make_range(lower bigint, upper bigint)
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  parent text;
+  part text;
+  field text;
+  n int;
+begin
+  foreach parent in array array['payload', 'archive'] loop
+    continue when posthouse.partition_of(('posthouse.' || parent)::regclass, lower, upper) is not null;
+    part := parent || '_' || lower;
+    n := 1;
+    -- Somebody may have detached one by hand, and keeps it.
+    while to_regclass('posthouse.' || part) is not null loop
+      n := n + 1;
+      part := parent || '_' || lower || '_' || n;
+    end loop;
+    execute format('create table posthouse.%I (like posthouse.%I including all)', part, parent);
+    for field in select a.attname from pg_attribute a
+      where a.attrelid = ('posthouse.' || parent)::regclass and a.attnum > 0 and a.attstattarget = 0
+    loop
+      execute format('alter table posthouse.%I alter column %I set statistics 0', part, field);
+    end loop;
+    -- Attaching locks the parent far less than making a partition of it would.
+    execute format('alter table posthouse.%I add constraint id_range check (id >= %s and id < %s)', part, lower, upper);
+    execute format('alter table posthouse.%I attach partition posthouse.%I for values from (%s) to (%s)', parent, part, lower, upper);
+    execute format('alter table posthouse.%I drop constraint id_range', part);
+    if posthouse.is_isolated() then
+      execute format('alter table posthouse.%I enable row level security', part);
+    end if;
   end loop;
 end $function$
 ;
@@ -3662,6 +4951,47 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.move_dead(ids bigint[], lanes bigint[], dues timestamp with time zone[], notes jsonb[], olds jsonb[], changes jsonb, asked_by text)
+ RETURNS bigint
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET enable_mergejoin TO 'off'
+AS $function$
+declare
+  moved bigint;
+begin
+  with gone as (
+    delete from posthouse.dead_letter x where x.id = any(ids) returning x.*
+  ), tried as (
+    insert into posthouse.attempt (job_id, fence, attempt, worker, host, started_at, ended_at, class, error, detail, usage)
+    select g.id, e.fence, e.attempt, e.worker, e.host, e.started_at, e.ended_at, e.class, e.error, e.detail, e.usage
+    from gone g cross join lateral jsonb_populate_recordset(null::posthouse.attempt, g.errors) e
+    on conflict do nothing
+  ), noted as (
+    insert into posthouse.redriven (job_id, number, redriven_at, redriven_by, state, attempt, fence, class, error, changes, payload)
+    select g.id, coalesce(r.newest, 0) + 1, clock_timestamp(), posthouse.who_asks(move_dead.asked_by), 'failed', g.attempt,
+      g.fence, g.class, g.error, u.note, u.old
+    from gone g join unnest(ids, notes, olds) u(id, note, old) on u.id = g.id
+    cross join lateral (select max(r.number) as newest from posthouse.redriven r where r.job_id = g.id) r
+  ), back as (
+    insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, timeout_ms, keyed, fence, errors, tokens)
+    select g.id, u.lane_id, greatest(u.due, clock_timestamp()), g.created_at, coalesce((changes ->> 'max_attempts')::int, g.max_attempts),
+      case when changes ? 'timeout_ms' then (changes ->> 'timeout_ms')::bigint else g.timeout_ms end, false, g.fence,
+      jsonb_array_length(g.errors), g.tokens
+    from gone g join unnest(ids, lanes, dues) u(id, lane_id, due) on u.id = g.id
+    returning lane_id, run_at
+  ), told as (
+    select posthouse.notify_queue(q.queue) from (
+      select distinct l.queue from (select distinct b.lane_id from back b where b.run_at <= clock_timestamp()) b
+      cross join lateral (select l.queue from posthouse.lane l where l.id = b.lane_id offset 0) l) q
+  )
+  select count(*) into moved from gone where (select count(*) from told) >= 0;
+  return moved;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.naps(l posthouse.lane)
  RETURNS integer
  LANGUAGE sql
@@ -3756,6 +5086,21 @@ begin
   delete from posthouse.depth_count c where c.scope = note_depth.scope and c.name = note_depth.name and c.counted_at < now_at;
   return n;
 end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.note_redriven(job_id bigint, asked_by text, state text, attempt integer, fence integer, class text, error text, changes jsonb, payload jsonb)
+ RETURNS void
+ LANGUAGE sql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+AS $function$
+  insert into posthouse.redriven (job_id, number, redriven_at, redriven_by, state, attempt, fence, class, error, changes, payload)
+  values (note_redriven.job_id,
+    (select coalesce(max(r.number), 0) + 1 from posthouse.redriven r where r.job_id = note_redriven.job_id), clock_timestamp(),
+    posthouse.who_asks(note_redriven.asked_by), note_redriven.state, note_redriven.attempt, note_redriven.fence,
+    note_redriven.class, note_redriven.error, note_redriven.changes, note_redriven.payload)
+$function$
 ;
 
 CREATE OR REPLACE FUNCTION posthouse.notify_lanes(lanes bigint[], queues text[])
@@ -3907,6 +5252,48 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.origin(OUT is_copy boolean, OUT reason text, OUT stamped jsonb, OUT found jsonb)
+ RETURNS record
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+  found := posthouse.origin_now();
+  stamped := (select m.value::jsonb from posthouse.meta m where m.name = 'origin');
+  reason := posthouse.copy_reason(stamped, found);
+  is_copy := reason is not null;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.origin_id()
+ RETURNS uuid
+ LANGUAGE sql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+  select (m.value::jsonb ->> 'id')::uuid from posthouse.meta m where m.name = 'origin'
+$function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.origin_now()
+ RETURNS jsonb
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  server bigint;
+begin
+  begin
+    select c.system_identifier into server from pg_control_system() c;
+  exception when insufficient_privilege or undefined_function or feature_not_supported then
+    -- Some hosts do not let it be read. The rest tells most copies.
+    server := null;
+  end;
+  return jsonb_build_object('server', server::text, 'database', (select d.oid from pg_database d where d.datname = current_database())::text,
+    'table', 'posthouse.meta'::regclass::oid::text, 'major', current_setting('server_version_num')::int / 10000);
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.own_lanes()
  RETURNS bigint[]
  LANGUAGE plpgsql
@@ -3929,6 +5316,57 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.parse_filter(filter jsonb, possible text[], usual text[])
+ RETURNS posthouse.job_filter
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  f posthouse.job_filter;
+  field text;
+  value jsonb;
+  fields constant text[] := '{ids,state,queue,kind,tenant,class,error,created_since,created_before,failed_since,failed_before,all}';
+begin
+  if filter is null or jsonb_typeof(filter) <> 'object' then
+    raise exception using errcode = 'PH001', message = 'filter: must be a JSON object, such as {"queue": "mail", "class": "timeout"}';
+  end if;
+  for field, value in select e.key, e.value from jsonb_each(filter) e where e.value <> 'null' loop
+    if field <> all(fields) then
+      raise exception using errcode = 'PH001', message = format('filter: unknown field %s', quote_ident(field)),
+        hint = format('The fields are: %s.', array_to_string(fields, ', '));
+    end if;
+    begin
+      if jsonb_typeof(value) <> all(case field when 'ids' then '{array}' when 'state' then '{array,string}' when 'all' then '{boolean}'
+                                    else '{string}' end::text[]) then
+        raise exception using errcode = 'PH001', message = format('must not be a JSON %s', jsonb_typeof(value));
+      end if;
+      case field
+        when 'ids' then f.ids := array(select distinct e::bigint from jsonb_array_elements_text(value) e order by 1);
+        when 'state' then f.states := case jsonb_typeof(value) when 'array' then array(select jsonb_array_elements_text(value)) else array[value #>> '{}'] end;
+        when 'all' then null;
+        else f := jsonb_populate_record(f, jsonb_build_object(field, value));
+      end case;
+    exception when others then
+      raise exception using errcode = 'PH001', message = format('filter: %s: %s', field, sqlerrm);
+    end;
+  end loop;
+  if num_nulls(variadic array[f.ids::text, f.states::text, f.queue, f.kind, f.tenant, f.class, f.error, f.created_since::text,
+       f.created_before::text, f.failed_since::text, f.failed_before::text]) = 11 and filter -> 'all' is distinct from 'true' then
+    raise exception using errcode = 'PH001', message = 'filter: names no condition, so it would mean every job there is',
+      hint = 'Name some (ids, queue, kind, tenant, class, …), or say {"all": true}.';
+  elsif cardinality(f.ids) > 10000 then
+    raise exception using errcode = 'PH001', message = format('filter: ids: %s of them, at most 10000 are allowed', cardinality(f.ids));
+  elsif not f.states <@ possible then
+    raise exception using errcode = 'PH001', message = format('filter: state: %s is not possible here',
+        array_to_string(array(select s from unnest(f.states) s where s <> all(possible)), ', ')),
+      hint = format('Possible is: %s.', array_to_string(possible, ', '));
+  end if;
+  f.states := coalesce(f.states, usual);
+  return f;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.parse_jobs(jobs jsonb)
  RETURNS TABLE(ordinal integer, kind text, payload jsonb, queue text, tenant text, priority integer, delay interval, run_at timestamp with time zone, due timestamp with time zone, max_attempts integer, timeout interval, dedupe_key text, dedupe_for interval, trace jsonb, gates text[], tokens integer, dedupe_policy text, dedupe_by_payload boolean)
  LANGUAGE sql
@@ -3948,14 +5386,32 @@ AS $function$
 $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.partition_of(parent regclass, lower bigint, upper bigint)
+ RETURNS regclass
+ LANGUAGE sql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+  select c.oid::regclass from pg_inherits i join pg_class c on c.oid = i.inhrelid
+  where i.inhparent = parent and not i.inhdetachpending
+    and pg_get_expr(c.relpartbound, c.oid) = format('FOR VALUES FROM (''%s'') TO (''%s'')', lower, upper)
+$function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.partitions_ahead()
  RETURNS void
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
+declare
+  last_id bigint;
 begin
   if pg_try_advisory_xact_lock(1346912000, 1) then
-    perform posthouse.make_partitions(s.last_value), posthouse.make_partitions(s.last_value + 1000000) from posthouse.job_id_seq s;
+    select s.last_value into last_id from posthouse.job_id_seq s;
+    perform posthouse.make_partitions(last_id), posthouse.make_partitions(last_id + 1000000);
+    perform posthouse.make_range(r.lower, r.upper) from posthouse.id_range r
+    where posthouse.partition_of('posthouse.payload', r.lower, r.upper) is null
+      or posthouse.partition_of('posthouse.archive', r.lower, r.upper) is null;
   end if;
 end $function$
 ;
@@ -3993,6 +5449,24 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.pause_schedule(name text, reason text DEFAULT NULL::text)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  was posthouse.schedule;
+begin
+  select * into was from posthouse.schedule s where s.name = pause_schedule.name for update;
+  if not found then
+    perform posthouse.refuse_unknown_schedule(name);
+  end if;
+  update posthouse.schedule s set paused_at = coalesce(s.paused_at, clock_timestamp()), paused_reason = left(reason, 500), version = s.version + 1
+  where s.name = pause_schedule.name;
+  return was.paused_at is null;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.payload_hash(payload jsonb)
  RETURNS bytea
  LANGUAGE sql
@@ -4011,6 +5485,91 @@ CREATE OR REPLACE FUNCTION posthouse.payload_key(payload jsonb)
 AS $function$
   select 'sha256:' || encode(posthouse.payload_hash(payload), 'hex')
 $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.pick_jobs(f posthouse.job_filter, max_jobs integer, after jsonb, OUT ids bigint[], OUT next jsonb)
+ RETURNS record
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_custom_plan'
+ SET jit TO 'off'
+AS $function$
+declare
+  -- Where jobs in the states that are asked for may be.
+  homes text[] := case when f.states && '{queued,running,waiting}' then '{job}'::text[] else '{}' end
+    || case when 'failed' = any(f.states) then '{dead_letter}'::text[] else '{}' end
+    || case when f.states && '{done,cancelled}' then '{archive,tombstone}'::text[] else '{}' end;
+  home text := coalesce(after ->> 'home', homes[1]);
+  from_id bigint := coalesce((after ->> 'id')::bigint, 0);
+  from_at timestamptz := coalesce((after ->> 'at')::timestamptz, '-infinity');
+  -- Jobs that are enqueued while somebody goes from batch to batch are not meant.
+  up_to bigint := coalesce((after ->> 'up_to')::bigint, pg_sequence_last_value('posthouse.job_id_seq'), 0);
+  by_error boolean := num_nonnulls(f.class, f.error, f.failed_since, f.failed_before) > 0;
+  by_lane boolean := num_nonnulls(f.queue, f.kind, f.tenant) > 0;
+  max_seen int := 2 * max_jobs + 1000;
+  n_seen int;
+  last_at timestamptz;
+  last_id bigint;
+begin
+  if home <> all(homes) then
+    raise exception using errcode = 'PH001', message = 'after: is not what `next` of the call before answered';
+  end if;
+  loop
+    with seen as materialized (
+      (select null::timestamptz as at, j.id, j.state::text as state, j.lane_id, j.created_at, e.class, e.error, e.ended_at as failed_at
+       from posthouse.job j
+       left join lateral (
+         select a.class, a.error, a.ended_at from posthouse.attempt a
+         where by_error and j.errors > 0 and a.job_id = j.id order by a.fence desc limit 1) e on true
+       where home = 'job' and j.id > from_id and j.id <= up_to and (f.ids is null or j.id = any(f.ids)) order by j.id limit max_seen)
+      union all
+      (select d.failed_at, d.id, 'failed', d.lane_id, d.created_at, d.class, d.error, d.failed_at
+       from posthouse.dead_letter d
+       where home = 'dead_letter' and (d.failed_at, d.id) > (from_at, from_id) and (f.ids is null or d.id = any(f.ids))
+         and (f.failed_since is null or d.failed_at >= f.failed_since) and (f.failed_before is null or d.failed_at < f.failed_before)
+       order by d.failed_at, d.id limit max_seen)
+      union all
+      (select null, a.id, a.state::text, a.lane_id, a.created_at, a.errors -> -1 ->> 'class', a.errors -> -1 ->> 'error',
+         (a.errors -> -1 ->> 'ended_at')::timestamptz
+       from posthouse.archive a where home = 'archive' and a.id > from_id and (f.ids is null or a.id = any(f.ids)) order by a.id limit max_seen)
+      union all
+      (select null, t.id, t.state::text, t.lane_id, t.created_at, null, null, null
+       from posthouse.tombstone t where home = 'tombstone' and t.id > from_id and (f.ids is null or t.id = any(f.ids)) order by t.id limit max_seen)
+    ), fit as (
+      select s.at, s.id, row_number() over (order by s.at, s.id) as place from seen s
+      where s.state = any(f.states)
+        and (not by_lane or (
+          select true from posthouse.lane l where l.id = s.lane_id and (f.queue is null or l.queue = f.queue)
+            and (f.kind is null or l.kind = f.kind) and (f.tenant is null or l.tenant = f.tenant)))
+        and (f.created_since is null or s.created_at >= f.created_since) and (f.created_before is null or s.created_at < f.created_before)
+        and (f.class is null or s.class = f.class) and (f.error is null or strpos(lower(s.error), lower(f.error)) > 0)
+        and (f.failed_since is null or s.failed_at >= f.failed_since) and (f.failed_before is null or s.failed_at < f.failed_before)
+    )
+    select (select count(*) from seen), (select array_agg(x.id order by x.place) from fit x where x.place <= max_jobs), l.at, l.id
+    into n_seen, ids, last_at, last_id
+    from (
+      -- Where to go on: behind the last that is taken, or, if all that fit are, behind the last that was looked at.
+      (select 1 as rank, x.at, x.id from fit x where x.place = max_jobs)
+      union all
+      (select 2, s.at, s.id from seen s order by s.at desc, s.id desc limit 1)) l
+    order by l.rank limit 1;
+    if cardinality(ids) = max_jobs or n_seen = max_seen then
+      next := jsonb_strip_nulls(jsonb_build_object('home', home, 'id', last_id, 'at', last_at, 'up_to', up_to));
+      exit;
+    end if;
+    home := homes[array_position(homes, home) + 1];
+    from_id := 0;
+    exit when home is null;
+    if ids is not null then
+      next := jsonb_build_object('home', home);
+      exit;
+    end if;
+  end loop;
+  ids := coalesce(ids, '{}');
+end $function$
 ;
 
 CREATE OR REPLACE FUNCTION posthouse.progress(worker uuid, id bigint, fence bigint, progress jsonb)
@@ -4032,23 +5591,67 @@ end $function$
 
 CREATE OR REPLACE FUNCTION posthouse.purge(ids bigint[] DEFAULT NULL::bigint[], queue text DEFAULT NULL::text, kind text DEFAULT NULL::text, tenant text DEFAULT NULL::text, max_jobs integer DEFAULT 1000)
  RETURNS bigint
- LANGUAGE sql
+ LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
-  with chosen as materialized (
-    select x.id from posthouse.dead_letter x join posthouse.lane l on l.id = x.lane_id
-    where (purge.ids is null or x.id = any(purge.ids))
-      and (purge.queue is null or l.queue = purge.queue)
-      and (purge.kind is null or l.kind = purge.kind)
-      and (purge.tenant is null or l.tenant = purge.tenant)
-    order by x.failed_at, x.id limit greatest(max_jobs, 0) for update of x skip locked
-  ), gone as (
-    delete from posthouse.dead_letter x where x.id in (select c.id from chosen c) returning x.id
-  ), bare as (
-    delete from posthouse.payload p where p.id in (select g.id from gone g)
-  )
-  select count(*) from gone
-$function$
+declare
+  n bigint := 0;
+  now_changed bigint;
+  next jsonb;
+begin
+  loop
+    exit when n >= max_jobs;
+    select r.changed, r.next into now_changed, next
+    from posthouse.purge_many(posthouse.dead_filter(ids, queue, kind, tenant), max_jobs => least(max_jobs - n, 1000)::int, after => next) r;
+    n := n + now_changed;
+    exit when next is null;
+  end loop;
+  return n;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.purge_many(filter jsonb, max_jobs integer DEFAULT 500, after jsonb DEFAULT NULL::jsonb, OUT changed bigint, OUT busy bigint, OUT refused jsonb, OUT next jsonb)
+ RETURNS record
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+AS $function$
+#variable_conflict use_column
+declare
+  f posthouse.job_filter := posthouse.parse_filter(filter, '{failed,done,cancelled}', '{failed}');
+  picked bigint[];
+  gone bigint[] := '{}';
+  first_id bigint;
+  last_id bigint;
+begin
+  select p.ids, p.next into picked, next from posthouse.pick_jobs(f, posthouse.check_batch(max_jobs), after) p;
+  select min(u), max(u) into first_id, last_id from unnest(picked) u;
+  -- The bounds tell which partitions need not be looked into.
+  if 'failed' = any(f.states) then
+    gone := array(select x.id from posthouse.dead_letter x where x.id = any(picked) order by x.id for update skip locked);
+    delete from posthouse.dead_letter x where x.id = any(gone);
+  end if;
+  if f.states && '{done,cancelled}' then
+    with final as (
+      delete from posthouse.archive x where x.id = any(array(
+        select y.id from posthouse.archive y where y.id = any(picked) and y.id between first_id and last_id and y.state::text = any(f.states)
+        order by y.id for update skip locked)) and x.id between first_id and last_id
+      returning x.id
+    ), bare as (
+      delete from posthouse.tombstone x where x.id = any(array(
+        select y.id from posthouse.tombstone y where y.id = any(picked) and y.state::text = any(f.states) order by y.id for update skip locked))
+      returning x.id
+    )
+    select gone || coalesce(array_agg(u.id), '{}') into gone from (select id from final union all select id from bare) u;
+  end if;
+  delete from posthouse.payload x where x.id = any(gone) and x.id between first_id and last_id;
+  delete from posthouse.spare_payload x where x.id = any(gone);
+  delete from posthouse.redriven x where x.job_id = any(gone);
+  changed := cardinality(gone);
+  refused := '[]';
+  select count(*) into busy from unnest(picked) u where u <> all(gone) and posthouse.state_of(u) = any(f.states);
+end $function$
 ;
 
 CREATE OR REPLACE FUNCTION posthouse.queue_labels(queues text[], jobs bigint[])
@@ -4128,26 +5731,118 @@ CREATE OR REPLACE FUNCTION posthouse.redrive(ids bigint[] DEFAULT NULL::bigint[]
  RETURNS bigint
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
- SET enable_seqscan TO 'off'
- SET enable_bitmapscan TO 'off'
 AS $function$
 declare
-  d posthouse.dead_letter;
   n bigint := 0;
+  now_changed bigint;
+  next jsonb;
 begin
-  for d in
-    select x.* from posthouse.dead_letter x join posthouse.lane l on l.id = x.lane_id
-    where (redrive.ids is null or x.id = any(redrive.ids))
-      and (redrive.queue is null or l.queue = redrive.queue)
-      and (redrive.kind is null or l.kind = redrive.kind)
-      and (redrive.tenant is null or l.tenant = redrive.tenant)
-    order by x.failed_at, x.id limit greatest(max_jobs, 0) for update of x skip locked
   loop
-    delete from posthouse.dead_letter x where x.id = d.id;
-    perform posthouse.revive(d.id, d.lane_id, d.created_at, d.fence, d.max_attempts, d.timeout_ms, d.errors, d.tokens);
-    n := n + 1;
+    exit when n >= max_jobs;
+    select r.changed, r.next into now_changed, next
+    from posthouse.redrive_many(posthouse.dead_filter(ids, queue, kind, tenant), max_jobs => least(max_jobs - n, 1000)::int, after => next) r;
+    n := n + now_changed;
+    exit when next is null;
   end loop;
   return n;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.redrive_batch(job_ids bigint[], changes jsonb, first_at timestamp with time zone, step interval, asked_by text, OUT changed bigint, OUT busy bigint, OUT refused jsonb)
+ RETURNS record
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET enable_mergejoin TO 'off'
+AS $function$
+declare
+  now_at timestamptz := clock_timestamp();
+  d posthouse.dead_letter;
+  l posthouse.lane;
+  old jsonb;
+  new jsonb;
+  why text;
+  lane_ids bigint[] := '{}';          -- that were woken, with the lanes to put jobs into instead
+  woken bigint[] := '{}';
+  at int;
+  due timestamptz := coalesce(first_at, now_at);
+  differences jsonb;
+  ids bigint[] := '{}';               -- of those that go, and what goes with each
+  lanes bigint[] := '{}';
+  dues timestamptz[] := '{}';
+  notes jsonb[] := '{}';
+  olds jsonb[] := '{}';
+begin
+  refused := '[]';
+  for d in select x.* from posthouse.dead_letter x where x.id = any(job_ids) order by x.failed_at, x.id for update skip locked loop
+    -- Its partition may have been dropped, and its payload put aside.
+    perform posthouse.bring_home(d.id);
+    select p.payload into old from posthouse.payload p where p.id = d.id;
+    why := case when not found then 'its payload is gone, so it cannot run again' end;
+    new := old;
+    differences := '{}';
+    if why is null and changes <> '{}' then
+      select x.* into l from posthouse.lane x where x.id = d.lane_id;
+      select c.changed, c.complaint into new, why from posthouse.change_payload(l.kind, old, changes) c;
+    end if;
+    if why is not null then
+      refused := refused || jsonb_build_object('id', d.id, 'error', why);
+      continue;
+    end if;
+    if changes <> '{}' then
+      select c.to_lane, c.differences into d.lane_id, differences from posthouse.changed_lane(l, d, old, new, changes, due) c;
+      if new is distinct from old then
+        update posthouse.payload p set payload = new where p.id = d.id;
+      end if;
+    else
+      at := array_position(lane_ids, d.lane_id);
+      if at is null then
+        lane_ids := lane_ids || d.lane_id;
+        woken := woken || posthouse.wake_lane(d.lane_id, due);
+        at := cardinality(woken);
+      end if;
+      d.lane_id := woken[at];
+    end if;
+    olds := array_append(olds, case when new is distinct from old then old end);
+    ids := ids || d.id;
+    lanes := lanes || d.lane_id;
+    dues := dues || due;
+    notes := notes || differences;
+    due := due + coalesce(step, interval '0');
+  end loop;
+  changed := posthouse.move_dead(ids, lanes, dues, notes, olds, changes, asked_by);
+  select count(*) into busy from posthouse.dead_letter x
+  where x.id = any(job_ids) and not exists (select from jsonb_array_elements(refused) r where (r ->> 'id')::bigint = x.id);
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.redrive_many(filter jsonb, changes jsonb DEFAULT '{}'::jsonb, rate double precision DEFAULT NULL::double precision, max_jobs integer DEFAULT 500, after jsonb DEFAULT NULL::jsonb, asked_by text DEFAULT NULL::text, OUT changed bigint, OUT busy bigint, OUT refused jsonb, OUT next jsonb)
+ RETURNS record
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  f posthouse.job_filter := posthouse.parse_filter(filter, '{failed}', '{failed}');
+  now_at timestamptz := clock_timestamp();
+  first_at timestamptz;
+  step interval;
+  picked bigint[];
+begin
+  perform posthouse.check_changes(changes);
+  if changes ? 'payload' and cardinality(f.ids) is distinct from 1 then
+    raise exception using errcode = 'PH001', message = 'changes: payload: can be given to one job only, named by its id',
+      hint = 'Use set to change a part of many payloads.';
+  elsif (rate between 0.0001 and 100000) is false then
+    raise exception using errcode = 'PH001', message = format('rate: %s a second is not between 0.0001 and 100000', rate);
+  end if;
+  f.failed_before := least(f.failed_before, coalesce((after ->> 'until')::timestamptz, now_at));
+  step := make_interval(secs => 1 / rate);
+  first_at := greatest((after ->> 'due')::timestamptz, case when rate is not null then now_at end);
+  select p.ids, p.next into picked, next from posthouse.pick_jobs(f, posthouse.check_batch(max_jobs), after) p;
+  select r.changed, r.busy, r.refused into changed, busy, refused
+  from posthouse.redrive_batch(picked, changes, first_at, step, asked_by) r;
+  next := next || jsonb_strip_nulls(jsonb_build_object('until', f.failed_before, 'due', first_at + changed * step));
 end $function$
 ;
 
@@ -4173,6 +5868,21 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.refuse_schedule(name text, version bigint, error text, for_good boolean, at timestamp with time zone DEFAULT NULL::timestamp with time zone)
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+  update posthouse.schedule s set error = left(refuse_schedule.error, 2000), error_at = coalesce(at, clock_timestamp()),
+    next_at = case when for_good then 'infinity' else s.next_at end
+  where s.name = refuse_schedule.name and s.version = refuse_schedule.version;
+  if found then
+    perform posthouse.raise_alert('schedule', name, format('schedule %s enqueues nothing: %s', name, error), jsonb_build_object('schedule', name));
+  end if;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.refuse_stranger()
  RETURNS void
  LANGUAGE plpgsql
@@ -4182,6 +5892,17 @@ AS $function$
 begin
   raise exception using errcode = '42501', message = format('login %s belongs to no tenant', quote_ident(session_user)),
     hint = format('The owner of the schema says to which: select posthouse.bind_login(%L, ''TENANT'').', session_user);
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.refuse_unknown_schedule(name text)
+ RETURNS void
+ LANGUAGE plpgsql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+  raise exception using errcode = 'PH003', message = format('schedule %s: there is no such schedule', name);
 end $function$
 ;
 
@@ -4208,6 +5929,7 @@ begin
   if complaint is not null then
     raise exception using errcode = 'PH001', message = complaint;
   end if;
+  perform posthouse.check_origin();
   foreach name in array register_worker.queues loop
     perform posthouse.check_name('queues', name);
   end loop;
@@ -4258,6 +5980,20 @@ begin
   perform posthouse.count_running(g.id) from posthouse.gate g
   where g.name = left(remove_gate.name, strpos(remove_gate.name, ':')) || '*' and g.max_running is not null;
   return gone is not null;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.remove_schedule(name text)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+  delete from posthouse.schedule s where s.name = remove_schedule.name;
+  if found then
+    perform posthouse.resolve_alert('schedule', name);
+  end if;
+  return found;
 end $function$
 ;
 
@@ -4382,6 +6118,51 @@ begin
   end if;
   return case when g.closed_until = 'infinity' then 9000000000000000
     else least(ceil(extract(epoch from greatest(g.closed_until - now_at, interval '0')) * 1000), 9000000000000000) end;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.reprioritise_many(filter jsonb, priority integer, max_jobs integer DEFAULT 500, after jsonb DEFAULT NULL::jsonb, OUT changed bigint, OUT busy bigint, OUT refused jsonb, OUT next jsonb)
+ RETURNS record
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+AS $function$
+#variable_conflict use_column
+declare
+  f posthouse.job_filter := posthouse.parse_filter(filter, '{queued}', '{queued}');
+  picked bigint[];
+  moved bigint[];
+  r record;
+  to_lane bigint;
+  floor_at timestamptz;
+begin
+  if priority is null then
+    raise exception using errcode = 'PH001', message = 'priority: must not be null; smaller runs first';
+  end if;
+  select p.ids, p.next into picked, next from posthouse.pick_jobs(f, posthouse.check_batch(max_jobs), after) p;
+  refused := '[]';
+  moved := array(select x.id from posthouse.job x where x.id = any(picked) and x.state = 'queued' order by x.id for update skip locked);
+  changed := 0;
+  -- Held against posthouse.advance_floors, so that no job lands behind a floor that moves meanwhile.
+  perform pg_advisory_xact_lock_shared(1346912000, 2);
+  for r in
+    select l.id, l.queue, l.tenant, l.kind, l.gates, l.serial, array_agg(x.id) as ids, min(x.run_at) as due
+    from posthouse.job x join posthouse.lane l on l.id = x.lane_id
+    where x.id = any(moved) and l.priority <> reprioritise_many.priority
+    group by l.id order by l.id
+  loop
+    to_lane := posthouse.lane_for(r.queue, reprioritise_many.priority, r.tenant, r.kind, r.gates, r.serial, r.due);
+    select max(x.floor_at) into floor_at from posthouse.lane_floor x where x.lane_id = to_lane;
+    update posthouse.job x set lane_id = to_lane, run_at = greatest(x.run_at, floor_at) where x.id = any(r.ids);
+    perform posthouse.free_serial(r.id);
+    if r.due <= clock_timestamp() then
+      perform posthouse.notify_queue(r.queue);
+    end if;
+    changed := changed + cardinality(r.ids);
+  end loop;
+  select count(*) into busy from posthouse.job x join posthouse.lane l on l.id = x.lane_id
+  where x.id = any(picked) and x.id <> all(moved) and x.state = 'queued' and l.priority <> reprioritise_many.priority;
 end $function$
 ;
 
@@ -4523,6 +6304,75 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.resume_schedule(name text)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  was posthouse.schedule;
+begin
+  select * into was from posthouse.schedule s where s.name = resume_schedule.name for update;
+  if not found then
+    perform posthouse.refuse_unknown_schedule(name);
+  end if;
+  update posthouse.schedule s set paused_at = null, paused_reason = null, next_at = null, since = clock_timestamp(), version = s.version + 1
+  where s.name = resume_schedule.name and s.paused_at is not null;
+  return found;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.retention_of(queue text, state text)
+ RETURNS interval
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+  return (
+    select case when x.keep < interval '1000 years' then x.keep end
+    from (
+      select case state
+        when 'failed' then coalesce(q.retention_failed, d.retention_failed)
+        when 'cancelled' then coalesce(q.retention_cancelled, q.retention, d.retention_cancelled, d.retention)
+        else coalesce(q.retention, d.retention) end as keep
+      from (select) one
+      left join posthouse.queue q on q.name = retention_of.queue
+      left join posthouse.queue d on d.name = '*') x);
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.retire()
+ RETURNS text
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET jit TO 'off'
+AS $function$
+declare
+  r posthouse.id_range;
+  free boolean;
+begin
+  if not pg_try_advisory_xact_lock(1346912000, 6) then
+    return 'idle';
+  elsif exists (select from posthouse.detached) then
+    return case when posthouse.drop_detached() then 'dropped' else 'busy' end;
+  end if;
+  free := posthouse.finish_detaches();
+  for r in
+    select x.* from posthouse.id_range x
+    where x.upper <= (select s.last_value from posthouse.job_id_seq s) and posthouse.is_over(x) order by x.lower
+  loop
+    if posthouse.spare_payloads(r.lower, r.upper) then
+      return 'spared';
+    elsif posthouse.detach_range(r) then
+      return 'detached';
+    end if;
+    free := false;
+  end loop;
+  return case when free then 'idle' else 'busy' end;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.retire_worker(worker uuid)
  RETURNS void
  LANGUAGE plpgsql
@@ -4545,7 +6395,7 @@ begin
 end $function$
 ;
 
-CREATE OR REPLACE FUNCTION posthouse.retry(job_id bigint)
+CREATE OR REPLACE FUNCTION posthouse.retry(job_id bigint, asked_by text DEFAULT NULL::text)
  RETURNS text
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
@@ -4554,23 +6404,17 @@ CREATE OR REPLACE FUNCTION posthouse.retry(job_id bigint)
 AS $function$
 declare
   j posthouse.job;
-  a posthouse.archive;
-  t posthouse.tombstone;
+  back record;
   state text;
 begin
-  if posthouse.redrive(array[job_id]) = 1 then
+  select r.* into back from posthouse.redrive_batch(array[job_id], '{}', null, null, asked_by) r;
+  if back.changed = 1 or posthouse.revive_cancelled(job_id, asked_by) then
     return 'queued';
-  end if;
-  delete from posthouse.archive x where x.id = job_id and x.state = 'cancelled' returning * into a;
-  if found then
-    perform posthouse.revive(a.id, a.lane_id, a.created_at, a.fence, a.max_attempts, a.timeout_ms, a.errors, a.tokens);
-    return 'queued';
-  end if;
-  -- While it has its tombstone it has its payload too: both go in one transaction.
-  delete from posthouse.tombstone x where x.id = job_id and x.state = 'cancelled' returning * into t;
-  if found then
-    perform posthouse.revive(t.id, t.lane_id, t.created_at, t.fence, t.max_attempts, t.timeout_ms, null, t.tokens);
-    return 'queued';
+  elsif back.refused <> '[]' then
+    raise exception using errcode = 'PH004', message = format('job %s: %s', job_id, back.refused -> 0 ->> 'error'), hint = 'Enqueue it anew.';
+  elsif back.busy > 0 then
+    raise exception using errcode = 'PH004', message = format('job %s: somebody else redrives or purges it just now', job_id),
+      hint = 'Look what became of it, and try again.';
   end if;
   select x.* into j from posthouse.job x where x.id = job_id and x.state = 'queued' for update;
   if j.id is not null then
@@ -4589,24 +6433,90 @@ begin
 end $function$
 ;
 
-CREATE OR REPLACE FUNCTION posthouse.revive(id bigint, lane bigint, created_at timestamp with time zone, fence integer, max_attempts integer, timeout_ms bigint, errors jsonb, tokens integer)
- RETURNS void
+CREATE OR REPLACE FUNCTION posthouse.retry_many(filter jsonb, max_jobs integer DEFAULT 500, after jsonb DEFAULT NULL::jsonb, asked_by text DEFAULT NULL::text, OUT changed bigint, OUT busy bigint, OUT refused jsonb, OUT next jsonb)
+ RETURNS record
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
  SET enable_seqscan TO 'off'
  SET enable_bitmapscan TO 'off'
 AS $function$
 declare
-  to_lane bigint := posthouse.wake_lane(lane, clock_timestamp());
+  f posthouse.job_filter := posthouse.parse_filter(filter, '{queued,failed,cancelled}', '{queued,failed}');
+  picked bigint[];
+  j posthouse.job;
+  one bigint;
+  failure text;
 begin
+  select p.ids, p.next into picked, next from posthouse.pick_jobs(f, posthouse.check_batch(max_jobs), after) p;
+  changed := 0;
+  busy := 0;
+  refused := '[]';
+  if 'failed' = any(f.states) then
+    select r.changed, r.busy, r.refused into changed, busy, refused from posthouse.redrive_batch(picked, '{}', null, null, asked_by) r;
+  end if;
+  if 'cancelled' = any(f.states) then
+    foreach one in array picked loop
+      begin
+        changed := changed + posthouse.revive_cancelled(one, asked_by)::int;
+      exception when sqlstate 'PH004' then
+        get stacked diagnostics failure = message_text;
+        refused := refused || jsonb_build_object('id', one, 'error', failure);
+      end;
+    end loop;
+  end if;
+  if 'queued' = any(f.states) then
+    for j in select x.* from posthouse.job x where x.id = any(picked) order by x.id for update skip locked loop
+      picked := array_remove(picked, j.id);
+      continue when j.state <> 'queued' or j.run_at <= clock_timestamp();
+      perform posthouse.requeue_job(j, clock_timestamp(), false, false, 'retry asked for');
+      perform posthouse.free_serial(j.lane_id);
+      changed := changed + 1;
+    end loop;
+    select busy + count(*) into busy from posthouse.job x where x.id = any(picked) and x.state = 'queued' and x.run_at > clock_timestamp();
+  end if;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.revive_cancelled(job_id bigint, asked_by text)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+AS $function$
+declare
+  a posthouse.archive;
+  t posthouse.tombstone;
+  to_lane bigint;
+begin
+  select x.* into a from posthouse.archive x where x.id = job_id and x.state = 'cancelled' for update;
+  if a.id is null then
+    -- While it has its tombstone it has its payload too: both go in one transaction.
+    select x.* into t from posthouse.tombstone x where x.id = job_id and x.state = 'cancelled' for update;
+    if t.id is null then
+      return false;
+    end if;
+    a.id := t.id; a.lane_id := t.lane_id; a.created_at := t.created_at; a.fence := t.fence; a.max_attempts := t.max_attempts;
+    a.timeout_ms := t.timeout_ms; a.tokens := t.tokens; a.attempt := t.attempt;
+  end if;
+  if not posthouse.bring_home(job_id) then
+    raise exception using errcode = 'PH004', message = format('job %s: its payload was dropped when it ended, so it cannot run again', job_id),
+      hint = 'Enqueue it anew.';
+  end if;
+  delete from posthouse.archive x where x.id = job_id;
+  delete from posthouse.tombstone x where x.id = job_id;
+  to_lane := posthouse.wake_lane(a.lane_id, clock_timestamp());
   insert into posthouse.attempt (job_id, fence, attempt, worker, host, started_at, ended_at, class, error, detail, usage)
-  select revive.id, e.fence, e.attempt, e.worker, e.host, e.started_at, e.ended_at, e.class, e.error, e.detail, e.usage
-  from jsonb_populate_recordset(null::posthouse.attempt, coalesce(errors, '[]')) e
+  select a.id, e.fence, e.attempt, e.worker, e.host, e.started_at, e.ended_at, e.class, e.error, e.detail, e.usage
+  from jsonb_populate_recordset(null::posthouse.attempt, coalesce(a.errors, '[]')) e
   on conflict do nothing;
   insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, timeout_ms, keyed, fence, errors, tokens)
-  values (revive.id, to_lane, clock_timestamp(), revive.created_at, revive.max_attempts, revive.timeout_ms, false, revive.fence,
-    jsonb_array_length(coalesce(revive.errors, '[]')), revive.tokens);
+  values (a.id, to_lane, clock_timestamp(), a.created_at, a.max_attempts, a.timeout_ms, false, a.fence,
+    jsonb_array_length(coalesce(a.errors, '[]')), a.tokens);
+  perform posthouse.note_redriven(a.id, asked_by, 'cancelled', a.attempt, a.fence, a.errors -> -1 ->> 'class', a.errors -> -1 ->> 'error',
+    '{}', null);
   perform posthouse.notify_queue(l.queue) from posthouse.lane l where l.id = to_lane;
+  return true;
 end $function$
 ;
 
@@ -4633,9 +6543,13 @@ AS $function$
     ('worker_beats', 'owner', array['worker']),
     ('rescue', 'owner', array['worker']),
     ('tidy', 'owner', array['worker']),
+    ('retire', 'owner', array['worker']),
     ('due_sweeps', 'owner', array['worker']),
     ('begin_sweep', 'owner', array['worker']),
     ('end_sweep', 'owner', array['worker']),
+    ('due_schedules', 'owner', array['worker']),
+    ('fire_schedule', 'owner', array['worker']),
+    ('refuse_schedule', 'owner', array['worker']),
     ('admit', 'owner', array['worker']),
     ('admitted', 'owner', array['worker']),
     ('begin_probe', 'owner', array['worker']),
@@ -4656,13 +6570,20 @@ AS $function$
     ('running_jobs', 'caller', array['read', 'operate']),
     ('lease_end', 'caller', array['read', 'operate']),
     ('sum_since', 'caller', array['worker', 'read', 'operate']),
+    ('dead_letters', 'caller', array['read', 'operate']),
+    ('parse_filter', 'caller', array['read', 'operate']),
+    ('check_batch', 'caller', array['read', 'operate']),
+    ('redrives', 'view', array['read', 'operate']),
     ('jobs', 'view', array['read', 'operate']),
     ('queue_health', 'view', array['read', 'operate']),
     ('queues', 'view', array['read', 'operate']),
+    ('retention_of', 'owner', array['read', 'operate']),
     ('usage_by_day', 'view', array['read', 'operate']),
     ('workers', 'view', array['read', 'operate']),
     ('gates', 'view', array['worker', 'read', 'operate']),
     ('sweeps', 'view', array['worker', 'read', 'operate']),
+    ('schedules', 'view', array['worker', 'read', 'operate']),
+    ('schedule_runs', 'view', array['read', 'operate']),
     ('tenants', 'view', array['read', 'operate']),
     ('alerts', 'view', array['read', 'operate']),
     ('alert_rules', 'view', array['read', 'operate']),
@@ -4676,16 +6597,38 @@ AS $function$
     ('retry', 'owner', array['operate']),
     ('redrive', 'owner', array['operate']),
     ('purge', 'owner', array['operate']),
+    ('find_jobs', 'owner', array['operate']),
+    ('cancel_many', 'owner', array['operate']),
+    ('retry_many', 'owner', array['operate']),
+    ('reprioritise_many', 'owner', array['operate']),
+    ('redrive_many', 'owner', array['operate']),
+    ('purge_many', 'owner', array['operate']),
     ('set_queue', 'owner', array['operate']),
     ('set_fair_by', 'owner', array['operate']),
     ('set_serial_by', 'owner', array['operate']),
+    ('set_depth', 'owner', array['operate']),
+    ('origin', 'owner', array['worker', 'operate']),
+    ('origin_id', 'owner', array['worker', 'operate']),
+    ('adopt', 'owner', array['operate']),
+    ('disown', 'owner', array['operate']),
+    ('depths', 'view', array['read', 'operate']),
     ('set_tenant', 'owner', array['operate']),
     ('set_gate', 'owner', array['operate']),
     ('remove_gate', 'owner', array['operate']),
     ('close_gate', 'owner', array['operate']),
     ('open_gate', 'owner', array['operate']),
+    ('set_schedule', 'owner', array['operate']),
+    ('pause_schedule', 'owner', array['operate']),
+    ('resume_schedule', 'owner', array['operate']),
+    ('remove_schedule', 'owner', array['operate']),
     ('set_alert', 'owner', array['operate']),
     ('test_alert', 'owner', array['operate']),
+    ('doctor', 'owner', array['operate']),
+    ('doctor_settings', 'owner', array['operate']),
+    ('doctor_tables', 'owner', array['operate']),
+    ('doctor_jobs', 'owner', array['operate']),
+    ('doctor_workers', 'owner', array['operate']),
+    ('doctor_horizon', 'owner', array['operate']),
 
     ('sees_all', 'owner', array['enqueue', 'worker', 'read', 'operate']),
     ('own_tenant', 'owner', array['enqueue', 'worker', 'read', 'operate']),
@@ -4719,7 +6662,7 @@ AS $function$
     else '(select posthouse.sees_all())' || case
       when t.name = 'tenant_login' then ''
       when t.name = 'queue' then ' or posthouse.sees_queue(name)'
-      when t.name = 'payload' then ' or posthouse.sees_job(id)'
+      when t.name in ('payload', 'spare_payload') then ' or posthouse.sees_job(id)'
       when 'tenant' = any(t.columns) then ' or tenant = (select posthouse.own_tenant())'
       when 'lane_id' = any(t.columns) then ' or lane_id = any((select posthouse.own_lanes())::bigint[])'
       when 'job_id' = any(t.columns) then ' or posthouse.sees_job(job_id)'
@@ -5081,28 +7024,36 @@ begin
 end $function$
 ;
 
-CREATE OR REPLACE FUNCTION posthouse.set_kind(kind text, gates text[], max_output_tokens integer DEFAULT NULL::integer)
+CREATE OR REPLACE FUNCTION posthouse.set_kind(kind text, gates text[] DEFAULT NULL::text[], max_output_tokens integer DEFAULT NULL::integer, drop_payload boolean DEFAULT NULL::boolean)
  RETURNS void
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
  SET jit TO 'off'
 AS $function$
 declare
-  name text;
+  before posthouse.kind;
 begin
   perform posthouse.check_name('kind', kind);
-  gates := posthouse.check_gates(gates);
+  select k.* into before from posthouse.kind k where k.name = set_kind.kind;
+  if gates is null then
+    gates := before.gates;
+    max_output_tokens := coalesce(max_output_tokens, before.max_output_tokens);
+  end if;
+  gates := posthouse.check_gates(coalesce(gates, '{}'));
+  drop_payload := coalesce(drop_payload, before.drops_payload, false);
   if max_output_tokens <= 0 then
     raise exception using errcode = 'PH001', message = format('max_output_tokens: %s is not above 0', max_output_tokens);
   end if;
   -- Workers say it whenever they start: what is so already is not written, and waits for nobody.
-  if exists (select from posthouse.kind k where k.name = set_kind.kind and k.gates = set_kind.gates
-             and k.max_output_tokens is not distinct from set_kind.max_output_tokens) then
+  if before.gates = set_kind.gates and before.max_output_tokens is not distinct from set_kind.max_output_tokens
+     and before.drops_payload = set_kind.drop_payload then
     return;
   end if;
   perform posthouse.hold_gates();
-  insert into posthouse.kind (name, gates, max_output_tokens) values (set_kind.kind, set_kind.gates, set_kind.max_output_tokens)
-  on conflict on constraint kind_pkey do update set gates = excluded.gates, max_output_tokens = excluded.max_output_tokens;
+  insert into posthouse.kind (name, gates, max_output_tokens, drops_payload)
+  values (set_kind.kind, set_kind.gates, set_kind.max_output_tokens, set_kind.drop_payload)
+  on conflict on constraint kind_pkey do update set gates = excluded.gates, max_output_tokens = excluded.max_output_tokens,
+    drops_payload = excluded.drops_payload;
   perform posthouse.count_running(x.id)
   from (select distinct f.id from unnest(set_kind.gates) n(name) cross join lateral posthouse.gates_named(n.name) f) f
   join posthouse.gate x on x.id = f.id where x.max_running is not null;
@@ -5111,19 +7062,30 @@ begin
 end $function$
 ;
 
-CREATE OR REPLACE FUNCTION posthouse.set_queue(queue text, retention interval)
+CREATE OR REPLACE FUNCTION posthouse.set_queue(queue text, retention interval, outcome text DEFAULT 'done'::text)
  RETURNS void
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
+declare
+  keep interval := set_queue.retention;
 begin
   perform posthouse.check_name('queue', queue);
-  if retention <> interval '0' then
-    raise exception using errcode = 'PH001',
-      message = format('retention: %s is not possible: zero keeps no history, null keeps it for ever', retention);
+  if (outcome in ('done', 'cancelled', 'failed')) is not true then
+    raise exception using errcode = 'PH001', message = format('outcome: %s is none of done, cancelled, failed', coalesce(quote_literal(outcome), 'null'));
+  elsif keep < interval '1 second' and (keep <> interval '0' or outcome = 'failed') then
+    raise exception using errcode = 'PH001', message = format('retention: %s is too short: a second at least%s', keep,
+      case outcome when 'failed' then '' else ', or zero, which keeps no history' end);
   end if;
-  insert into posthouse.queue (name, retention) values (set_queue.queue, set_queue.retention)
-  on conflict (name) do update set retention = excluded.retention;
+  -- The sweep goes by what was set before until this transaction ends, and then by this.
+  perform pg_advisory_xact_lock(1346912000, 6);
+  insert into posthouse.queue (name, retention, retention_cancelled, retention_failed)
+  values (set_queue.queue, case outcome when 'done' then keep end, case outcome when 'cancelled' then keep end, case outcome when 'failed' then keep end)
+  on conflict (name) do update set
+    retention = case outcome when 'done' then keep else posthouse.queue.retention end,
+    retention_cancelled = case outcome when 'cancelled' then keep else posthouse.queue.retention_cancelled end,
+    retention_failed = case outcome when 'failed' then keep else posthouse.queue.retention_failed end;
+  update posthouse.slice s set due_at = '-infinity', over_at = 'infinity' where s.due_at > '-infinity';
 end $function$
 ;
 
@@ -5152,6 +7114,53 @@ begin
   perform posthouse.count_running(g.id) from posthouse.gate g
   where g.name = any(array(select 'endpoint:' || e from unnest(set_route.endpoints) e)) and g.max_running is not null;
   perform posthouse.wake_blocked(g.id, null, 1000000) from posthouse.gate g where g.name >= 'endpoint:' and g.name < 'endpoint;';
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.set_schedule(name text, cron text, job jsonb, timezone text DEFAULT 'UTC'::text, catch_up text DEFAULT 'one'::text, catch_up_max integer DEFAULT 10, catch_up_over interval DEFAULT '00:10:00'::interval, jitter interval DEFAULT '00:00:00'::interval, source text DEFAULT NULL::text)
+ RETURNS text
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+declare
+  was posthouse.schedule;
+  now_at timestamptz := clock_timestamp();
+begin
+  perform posthouse.check_schedule(name, cron, job, timezone, catch_up, catch_up_max, catch_up_over, jitter, source);
+  if session_user <> current_user then
+    perform posthouse.check_enqueue(coalesce(job ->> 'tenant', 'default'), job ->> 'kind');
+  end if;
+  insert into posthouse.schedule (name, cron, timezone, job, tenant, catch_up, catch_up_max, catch_up_over, jitter, source, changed_at, since)
+  values (set_schedule.name, set_schedule.cron, set_schedule.timezone, set_schedule.job, coalesce(set_schedule.job ->> 'tenant', 'default'),
+    set_schedule.catch_up, set_schedule.catch_up_max, set_schedule.catch_up_over, set_schedule.jitter, set_schedule.source, now_at, now_at)
+  on conflict do nothing;
+  if found then
+    return 'new';
+  end if;
+  select * into was from posthouse.schedule s where s.name = set_schedule.name for update;
+  if not found then
+    -- Somebody removes it just now.
+    return posthouse.set_schedule(name, cron, job, timezone, catch_up, catch_up_max, catch_up_over, jitter, source);
+  end if;
+  if (was.cron, was.timezone, was.job, was.catch_up, was.catch_up_max, was.catch_up_over, was.jitter, was.source)
+     is not distinct from (set_schedule.cron, set_schedule.timezone, set_schedule.job, set_schedule.catch_up, set_schedule.catch_up_max,
+       set_schedule.catch_up_over, set_schedule.jitter, set_schedule.source) then
+    return 'same';
+  end if;
+  update posthouse.schedule s set cron = set_schedule.cron, timezone = set_schedule.timezone, job = set_schedule.job,
+    tenant = coalesce(set_schedule.job ->> 'tenant', 'default'), catch_up = set_schedule.catch_up, catch_up_max = set_schedule.catch_up_max,
+    catch_up_over = set_schedule.catch_up_over, jitter = set_schedule.jitter, source = set_schedule.source, version = was.version + 1,
+    changed_at = now_at, error = null, error_at = null
+  where s.name = set_schedule.name;
+  -- A tick that is due already remains; the new rule begins after it.
+  update posthouse.schedule s set next_at = null, since = now_at
+  where s.name = set_schedule.name and (was.cron, was.timezone) is distinct from (set_schedule.cron, set_schedule.timezone)
+    and (s.next_at <= now_at) is not true;
+  if was.error is not null then
+    perform posthouse.resolve_alert('schedule', name);
+  end if;
+  return 'changed';
 end $function$
 ;
 
@@ -5329,9 +7338,23 @@ declare
   keyed bigint[];
   lanes bigint[];                     -- of those that brought their usage, with `used`
   used jsonb[];
+  unrecorded boolean;                 -- some queue keeps no history
+  housed boolean;                     -- there is a partition for all of them
+  bare bigint[];                      -- those whose payload goes with them
 begin
-  if exists (select from posthouse.queue q where q.retention = interval '0') then
-    return posthouse.settle_unrecorded(settle_done.worker, ids, fences, results, usages, flags);
+  select exists (select from posthouse.queue q where q.retention = interval '0'),
+    exists (select from posthouse.id_range r where r.upper > ids[cardinality(ids)] and r.lower <= ids[1]),
+    case when exists (select from posthouse.kind k where k.drops_payload) then posthouse.bare_jobs(ids) end
+  into unrecorded, housed, bare;
+  if not housed then
+    perform posthouse.house(ids);
+  end if;
+  if unrecorded then
+    applied := posthouse.settle_unrecorded(settle_done.worker, ids, fences, results, usages, flags);
+    if bare is not null then
+      perform posthouse.drop_payloads(bare, applied);
+    end if;
+    return applied;
   end if;
   with gone as (
     -- The binary search finds a row's place in the arrays: a join could be planned row against row.
@@ -5358,6 +7381,9 @@ begin
   end if;
   if keyed is not null then
     perform posthouse.free_keys(keyed);
+  end if;
+  if bare is not null then
+    perform posthouse.drop_payloads(bare, applied);
   end if;
   return coalesce(applied, '{}');
 end $function$
@@ -5520,7 +7546,8 @@ declare
   used jsonb[];
   failed_before bigint[];             -- of those without history
 begin
-  if (select bool_and(exists (select from posthouse.queue q where q.name = w.queue and q.retention = interval '0'))
+  if (select bool_and(coalesce((select q.retention from posthouse.queue q where q.name = w.queue),
+        (select q.retention from posthouse.queue q where q.name = '*')) = interval '0')
       from (select unnest(w.queues) as queue from posthouse.worker w where w.id = settle_unrecorded.worker) w) then
     with gone as (
       delete from posthouse.job j
@@ -5550,7 +7577,8 @@ begin
       select d.lane_id
       from (select distinct g.lane_id from gone g) d
       cross join lateral (select l.queue from posthouse.lane l where l.id = d.lane_id offset 0) l
-      cross join lateral (select from posthouse.queue q where q.name = l.queue and q.retention = interval '0' offset 0) q
+      where coalesce((select q.retention from posthouse.queue q where q.name = l.queue),
+        (select q.retention from posthouse.queue q where q.name = '*')) = interval '0'
     ), kept as (
       insert into posthouse.archive (id, lane_id, created_at, started_at, finished_at, worker, timeout_ms, fence, attempt,
         max_attempts, state, flags, result, usage, errors)
@@ -5621,6 +7649,43 @@ begin
     where a.job_id = settled_before.id and a.fence = settled_before.fence and a.worker = settled_before.worker and a.class <> 'worker_lost';
   end if;
   verdict := case when seen then 'already' else 'lost' end;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.shortest_retention()
+ RETURNS interval
+ LANGUAGE sql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+  select min(case when x.keep = interval '0' then interval '10 minutes' else x.keep end)
+  from posthouse.queue q cross join lateral unnest(array[q.retention, q.retention_cancelled, q.retention_failed]) x(keep)
+  where x.keep < interval '1000 years'
+$function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.spare_payloads(lower bigint, upper bigint, max_jobs integer DEFAULT 1000)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_custom_plan'
+AS $function$
+begin
+  -- Locked, so that nobody redrives one meanwhile and ends it with another payload.
+  insert into posthouse.spare_payload (id, payload, trace)
+  select p.id, p.payload, p.trace
+  from (
+    select d.id from posthouse.dead_letter d
+    where d.id >= spare_payloads.lower and d.id < spare_payloads.upper
+      and not exists (select from posthouse.spare_payload s where s.id = d.id)
+    order by d.id limit max_jobs for update skip locked) d
+  cross join lateral (
+    select x.* from posthouse.payload x
+    where x.id = d.id and x.id >= spare_payloads.lower and x.id < spare_payloads.upper offset 0) p
+  on conflict do nothing;
+  return found;
 end $function$
 ;
 
@@ -5767,6 +7832,33 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.survey_slice(lo bigint, OUT due_at timestamp with time zone, OUT over_at timestamp with time zone, OUT lanes bigint[], OUT states text[], OUT keeps interval[])
+ RETURNS record
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_custom_plan'
+AS $function$
+begin
+  with ended as materialized (
+    select a.lane_id, a.state::text as state, min(a.finished_at) as first_at, max(a.finished_at) as last_at
+    from posthouse.archive a where a.id >= lo and a.id < lo + 10000 group by a.lane_id, a.state
+    union all
+    select d.lane_id, 'failed', min(d.failed_at), null from posthouse.dead_letter d where d.id >= lo and d.id < lo + 10000 group by d.lane_id
+  ), named as materialized (
+    select e.*, l.queue from ended e cross join lateral (select l.queue from posthouse.lane l where l.id = e.lane_id offset 0) l
+  ), kept as materialized (
+    select n.queue, n.state, posthouse.retention_of(n.queue, n.state) as keep from (select distinct n.queue, n.state from named n) n
+  )
+  select min(n.first_at + k.keep + least(k.keep / 16, interval '1 day')),
+    coalesce(max(coalesce(n.last_at + k.keep, 'infinity')) filter (where n.state <> 'failed'), '-infinity'),
+    array_agg(n.lane_id), array_agg(n.state), array_agg(k.keep)
+  into due_at, over_at, lanes, states, keeps
+  from named n join kept k on k.queue = n.queue and k.state = n.state;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.sweep_part(part text, OUT more boolean, OUT alerts jsonb)
  RETURNS record
  LANGUAGE plpgsql
@@ -5783,10 +7875,14 @@ begin
     when 'shares' then perform posthouse.make_shares();
     when 'folds' then perform posthouse.fold();
     when 'usage' then perform posthouse.fold_usage();
+    when 'redrives' then perform posthouse.forget_redrives();
     when 'partitions' then perform posthouse.partitions_ahead();
+    when 'expire' then more := posthouse.expire();
+    when 'analyze' then perform posthouse.analyze_parents();
     when 'tombstones' then more := posthouse.forget() >= 10000;
     when 'watch' then perform posthouse.watch();
     when 'alerts' then alerts := posthouse.tell_alerts();
+    when 'gauges', 'counts' then perform posthouse.count_gauges(part);
     when 'dedupe' then more := posthouse.follow_missed();
     when 'depths' then perform posthouse.count_depths();
     when 'gauges', 'counts' then perform posthouse.count_gauges(part);
@@ -6507,7 +8603,7 @@ CREATE OR REPLACE FUNCTION posthouse.tidy(part text DEFAULT NULL::text)
 AS $function$
 declare
   -- Floors come last, since they hold off whoever gives jobs back to the front of the line until the end of this transaction.
-  parts constant text[] := array['stragglers', 'dedupe', 'depths', 'gates', 'shares', 'folds', 'usage', 'partitions', 'tombstones', 'watch', 'alerts', 'gauges', 'counts', 'floors'];
+  parts constant text[] := array['stragglers', 'dedupe', 'depths', 'gates', 'shares', 'folds', 'usage', 'redrives', 'partitions', 'analyze', 'tombstones', 'expire', 'watch', 'alerts', 'gauges', 'counts', 'floors'];
   one text;
   began timestamptz;
   left_some boolean;
@@ -6703,6 +8799,54 @@ begin
     or amount ~ '^(\d{1,9}\.?|\d{0,9}\.\d{1,40})[eE][+-]?\d{1,2}$' then
     cost := case when amount::numeric <= 1000000000 then amount::numeric end;
   end if;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.visit_slice(s posthouse.slice, shortest interval)
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_custom_plan'
+AS $function$
+declare
+  lo bigint := s.lower;
+  now_at timestamptz := clock_timestamp();
+  open boolean;                       -- jobs may still end here
+  held bigint[];                      -- jobs for which a dedupe key stands,
+  held_until timestamptz;             -- and until when
+  found record;
+  r posthouse.id_range;
+begin
+  -- Before the look at what has ended: a job may end in between.
+  open := s.takers is null or s.takers && posthouse.holders(array['posthouse.job_id_seq'::regclass])
+    or exists (select from posthouse.job j where j.id >= lo and j.id < lo + 10000)
+    or exists (select from posthouse.tombstone t where t.id >= lo and t.id < lo + 10000);
+  select coalesce(array_agg(d.job_id), '{}'), max(d.expires_at) into held, held_until
+  from posthouse.dedupe d where d.job_id >= lo and d.job_id < lo + 10000 and d.expires_at > now_at;
+  select * into found from posthouse.survey_slice(lo);
+  select x.* into r from posthouse.id_range x where x.lower <= lo and x.upper > lo;
+  if s.due_at = '-infinity' then
+    -- Nothing was known of it. Those next to it are looked at first: they may all be over.
+    found.due_at := greatest(found.due_at, case when found.due_at is not null then now_at end);
+  elsif found.due_at <= now_at and not open and greatest(found.over_at, held_until) <= now_at and posthouse.is_over(r, lo) then
+    -- Its partition is dropped whole.
+    found.due_at := now_at + interval '1 hour';
+  elsif found.due_at <= now_at then
+    perform posthouse.delete_expired(lo, now_at, held, found.lanes, found.states, found.keeps);
+    select * into found from posthouse.survey_slice(lo);
+    -- What is held back by its key.
+    found.due_at := case when found.due_at <= now_at then now_at + interval '1 hour' else found.due_at end;
+  end if;
+  if r.lower is null and found.lanes is null and not open then
+    delete from posthouse.slice x where x.lower = lo;
+    return;
+  end if;
+  update posthouse.slice x set
+    due_at = least(found.due_at, case when open then now_at + least(greatest(shortest, interval '5 minutes'), interval '1 day') end, 'infinity'),
+    over_at = case when open then 'infinity' else greatest(found.over_at, held_until) end
+  where x.lower = lo;
 end $function$
 ;
 
@@ -7041,6 +9185,16 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.who_asks(asked_by text)
+ RETURNS text
+ LANGUAGE sql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+  select left(session_user || coalesce(': ' || nullif(asked_by, ''), ''), 200)
+$function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.with_spent(g posthouse.gate, s posthouse.gate_state, cost numeric, now_at timestamp with time zone)
  RETURNS posthouse.gate_state
  LANGUAGE plpgsql
@@ -7102,6 +9256,12 @@ create view posthouse.alerts as
     a.told_at,
     a.resolved_at
    FROM posthouse.alert a;
+
+create view posthouse.depths as
+ SELECT d.scope,
+    d.name,
+    d.max_depth
+   FROM posthouse.depth_limit d;
 
 create view posthouse.gates as
  SELECT g.name,
@@ -7276,9 +9436,11 @@ UNION ALL
     false AS cancel_asked,
     d.class AS reason,
     d.error,
-    ( SELECT p.payload
+    COALESCE(( SELECT p.payload
            FROM posthouse.payload p
-          WHERE p.id = d.id) AS payload,
+          WHERE p.id = d.id), ( SELECT s.payload
+           FROM posthouse.spare_payload s
+          WHERE s.id = d.id)) AS payload,
     NULL::jsonb AS result,
     d.usage,
     NULL::jsonb AS progress,
@@ -7336,7 +9498,9 @@ create view posthouse.queue_health as
 
 create view posthouse.queues as
  SELECT n.name AS queue,
-    q.retention,
+    posthouse.retention_of(n.name, 'done'::text) AS retention,
+    posthouse.retention_of(n.name, 'cancelled'::text) AS retention_cancelled,
+    posthouse.retention_of(n.name, 'failed'::text) AS retention_failed,
     COALESCE(q.fair_by, 'jobs'::text) AS fair_by,
     q.serial_by
    FROM ( SELECT l.queue AS name
@@ -7345,6 +9509,56 @@ create view posthouse.queues as
          SELECT q_1.name
            FROM posthouse.queue q_1) n
      LEFT JOIN posthouse.queue q ON q.name = n.name;
+
+create view posthouse.redrives as
+ SELECT r.job_id,
+    r.number,
+    r.redriven_at,
+    r.redriven_by,
+    r.state,
+    r.attempt,
+    r.class,
+    r.error,
+    r.changes,
+    r.payload
+   FROM posthouse.redriven r;
+
+create view posthouse.schedule_runs as
+ SELECT r.schedule,
+    r.tick,
+    r.job_id,
+    r.duplicate,
+    r.fired_at
+   FROM posthouse.schedule_run r;
+
+create view posthouse.schedules as
+ SELECT s.name,
+    s.cron,
+    s.timezone,
+    s.job ->> 'kind'::text AS kind,
+    COALESCE(s.job ->> 'queue'::text, 'default'::text) AS queue,
+    s.tenant,
+    s.job,
+    s.catch_up,
+    s.catch_up_max,
+    s.catch_up_over,
+    s.jitter,
+    s.source,
+    s.changed_at,
+    s.paused_at,
+    s.paused_reason,
+        CASE
+            WHEN s.paused_at IS NULL AND isfinite(s.next_at) THEN s.next_at
+            ELSE NULL::timestamp with time zone
+        END AS next_at,
+    s.fired,
+    s.missed,
+    s.last_tick,
+    s.last_fired_at,
+    s.last_job_id,
+    s.error,
+    s.error_at
+   FROM posthouse.schedule s;
 
 create view posthouse.sweeps as
  SELECT s.name,

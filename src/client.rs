@@ -16,6 +16,7 @@ use crate::store::{
 mod alert;
 mod gate;
 mod gather;
+mod schedule;
 mod usage;
 
 use gather::Gatherer;

@@ -45,6 +45,12 @@ const MIGRATIONS: &[Migration] = &[
         sql: include_str!("../../sql/migrations/0008_guards.sql"),
     },
     Migration {
+        version: 9,
+        name: "schedules",
+        breaking: false,
+        sql: include_str!("../../sql/migrations/0009_schedules.sql"),
+    },
+    Migration {
         version: 10,
         name: "gauges",
         breaking: false,
@@ -68,6 +74,7 @@ const FUNCTIONS: &[&str] = &[
     include_str!("../../sql/functions/50_operate.sql"),
     include_str!("../../sql/functions/60_sweep.sql"),
     include_str!("../../sql/functions/70_retention.sql"),
+    include_str!("../../sql/functions/72_schedules.sql"),
     include_str!("../../sql/functions/75_alerts.sql"),
     include_str!("../../sql/functions/78_gauges.sql"),
     include_str!("../../sql/functions/80_isolation.sql"),

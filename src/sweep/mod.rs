@@ -9,6 +9,7 @@
 //! Every [`Worker`](crate::Worker) sweeps beside its jobs, whatever kinds it knows, unless told otherwise; a [`Sweeper`] does nothing else.
 
 mod rescue;
+mod schedules;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -22,6 +23,8 @@ use crate::interrupt::interrupt;
 use crate::pause::{Pause, jitter};
 use crate::store::{AlertData, AlertMessage, Database, Store, schema_status};
 use rescue::Rescue;
+#[cfg(feature = "testing")]
+pub use schedules::{Round, fire_at as fire_schedules_at};
 
 /// Between two looks at what is due, before jitter.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -136,6 +139,7 @@ impl Parts {
         match part {
             // What takes several transactions, or code that Postgres has not.
             "rescue" => in_pieces(store, part, rescue.run(store, emit)).await,
+            "schedules" => in_pieces(store, part, async { Ok(schedules::fire(store, None).await?.more) }).await,
             // What one transaction can do.
             _ => {
                 let tidied = store.tidy(Some(part)).await?;

@@ -41,6 +41,8 @@ const INTERNAL: &[&str] = &[
     "revive held_by",
     // 60_sweep, 70_retention
     "is_due take_sweep sweep_part oldest_writer advance_floors rescue_stragglers fold partitions_ahead settle_unrecorded forget",
+    // 72_schedules
+    "check_schedule refuse_unknown_schedule jitter_of",
     // 75_alerts
     "alert_text fold_alert quiet_of is_about_webhook tell_alert fold_dead_letters tell_alerts hold_alerts watch_workers oldest_due_job watch_age watch",
     // 78_gauges

@@ -22,6 +22,8 @@ mod plans;
 mod python;
 mod races;
 mod retention;
+mod schedules;
+mod schedules_races;
 mod schema;
 mod serial;
 mod settings;
