@@ -43,30 +43,6 @@ as $$
   end
 $$;
 
--- Give up the dedupe keys that stood until these jobs were final. A key that an enqueue just looks at is left for later: it
--- is free anyway, since its job is no longer live.
-create or replace function posthouse.free_keys(job_ids bigint[]) returns void
-language plpgsql
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-set plan_cache_mode = force_generic_plan
-as $$
-declare
-  held tid;
-begin
-  -- By the job and then by the row's place: every other way walks over the dead rows of a key that is used again and again, and
-  -- planned for all jobs at once, a table that statistics call small was walked whole.
-  for held in
-    select x.ctid
-    from unnest(job_ids) i(id)
-    cross join lateral (
-      select x.ctid from posthouse.dedupe x where x.job_id = i.id and x.expires_at is null for update skip locked) x
-  loop
-    delete from posthouse.dedupe d where d.ctid = held;
-  end loop;
-end $$;
-
 -- The errors of a job's attempts so far, oldest first, and removed from `attempt`.
 create or replace function posthouse.gather_errors(of_job bigint) returns jsonb
 language sql
