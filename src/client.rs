@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use serde_json::value::RawValue;
 use tokio_postgres::GenericClient;
 
 use crate::error::{Error, Result};
@@ -12,6 +13,7 @@ use crate::job::{DedupeFor, DedupePolicy, Enqueued, Job, NewJob};
 use crate::store::{
     self, Database, DeadFilter, JobFilter, JobRecord, QueueHealth, QueueSettings, Reason, Store, WorkerRecord,
 };
+use crate::trace::{self, Parent, Span};
 
 mod alert;
 mod gate;
@@ -78,6 +80,14 @@ impl Posthouse {
     /// Enqueue many jobs, up to 10,000 a commit. If one of a commit is refused, so are the others of it; the error names the
     /// job. Answers in the order of the jobs.
     pub async fn enqueue_many(&self, jobs: &[NewJob]) -> Result<Vec<Enqueued>> {
+        if Span::are_on() {
+            let (jobs, span) = trace::sending_many(jobs.to_vec(), Parent::Current);
+            return trace::sent(self.send_many(&jobs).await, &span);
+        }
+        self.send_many(jobs).await
+    }
+
+    async fn send_many(&self, jobs: &[NewJob]) -> Result<Vec<Enqueued>> {
         let mut answers = Vec::with_capacity(jobs.len());
         for part in jobs.chunks(store::MANY_MAX) {
             answers.extend(match part.iter().any(|job| job.dedupe.is_some()) {
@@ -273,10 +283,17 @@ impl<'a> Enqueue<'a> {
         self.with(|j| j.tokens(tokens))
     }
 
+    /// The W3C trace context that it goes on with, as JSON. Default: that of this enqueue, where [traces](crate::trace) are on.
+    pub fn trace(self, trace: Box<RawValue>) -> Self {
+        self.with(|j| j.trace(trace))
+    }
+
     /// Enqueue in a transaction of yours (`tokio_postgres::Transaction`, or a pool's): the job exists when, and only if,
     /// that commits. With any other driver, call `select * from posthouse.enqueue(…)` in the transaction.
     pub async fn in_transaction<C: GenericClient + Sync>(self, transaction: &C) -> Result<Enqueued> {
-        store::enqueue_in(transaction, &self.job?).await
+        let job = self.job?;
+        let span = trace::sending(job.queue.as_deref(), 1, Parent::Current);
+        trace::sent(store::enqueue_in(transaction, &trace::carry(job, &span)).await, &span)
     }
 }
 
@@ -285,6 +302,10 @@ impl<'a> IntoFuture for Enqueue<'a> {
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move { self.queue.gatherer.enqueue(self.job?).await })
+        Box::pin(async move {
+            let job = self.job?;
+            let span = trace::sending(job.queue.as_deref(), 1, Parent::Current);
+            trace::sent(self.queue.gatherer.enqueue(trace::carry(job, &span)).await, &span)
+        })
     }
 }

@@ -106,6 +106,7 @@ pub struct NewJob {
     pub(crate) dedupe: Option<Dedupe>,
     pub(crate) gates: Vec<String>,
     pub(crate) tokens: Option<u32>,
+    pub(crate) trace: Option<Box<RawValue>>,
 }
 
 impl NewJob {
@@ -126,6 +127,7 @@ impl NewJob {
             dedupe: None,
             gates: Vec::new(),
             tokens: None,
+            trace: None,
         })
     }
 
@@ -205,6 +207,13 @@ impl NewJob {
     /// How many tokens it is expected to use, prompt and answer together. Default: estimated, where a gate counts them.
     pub fn tokens(mut self, tokens: u32) -> Self {
         self.tokens = Some(tokens);
+        self
+    }
+
+    /// The W3C trace context that it goes on with, as JSON: `{"traceparent": "00-…"}`, up to 16 KiB. Default: that of its enqueue, where
+    /// [traces](crate::trace) are on.
+    pub fn trace(mut self, trace: Box<RawValue>) -> Self {
+        self.trace = Some(trace);
         self
     }
 

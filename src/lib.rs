@@ -27,6 +27,7 @@ pub mod store;
 pub mod sweep;
 #[cfg(feature = "testing")]
 pub mod testing;
+pub mod trace;
 pub mod worker;
 
 pub use client::Posthouse;

@@ -14,21 +14,21 @@ use crate::job::{Dedupe, DedupeFor, DedupePolicy, Deduped, Enqueued, NewJob};
 
 // Short, with every parameter, and of the types that the function takes: what there is to parse and plan counts at each call.
 const ONE: &str =
-    "select id, state, duplicate from posthouse.enqueue($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, null)";
+    "select id, state, duplicate from posthouse.enqueue($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)";
 
 /// The same for a job that names gates or tokens.
 const ONE_GATED: &str =
-    "select id, state, duplicate from posthouse.enqueue($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, null, $12, $13)";
+    "select id, state, duplicate from posthouse.enqueue($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)";
 
 /// The same for a job with a dedupe key.
 const ONE_KEYED: &str = "select id, state, duplicate, deduped from \
-    posthouse.enqueue($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, null, $12, $13, $14, $15)";
+    posthouse.enqueue($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)";
 
 /// The same, refused (55P03) where another transaction holds the key for longer than a moment: whoever asks does not keep the
 /// connection from those that have other keys. The setting ends with the statement's transaction.
 const ONE_SOON: &str = "select e.id, e.state, e.duplicate, e.deduped from \
     (select set_config('lock_timeout', '20ms', true) offset 0) s(at_most) cross join lateral \
-    posthouse.enqueue(case when s.at_most is not null then $1 end, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, null, $12, $13, $14, $15) e";
+    posthouse.enqueue(case when s.at_most is not null then $1 end, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16) e";
 
 const MANY: &str = "select id, state, duplicate from posthouse.enqueue_many($1) order by ordinal";
 
@@ -76,6 +76,7 @@ impl NewJob {
             p(self.timeout.map(|d| interval(d.as_secs_f64() * 1000.0)), Type::INTERVAL),
             p(self.dedupe.as_ref().and_then(|d| d.key.clone()), Type::TEXT),
             p(self.dedupe_for_ms().map(interval), Type::INTERVAL),
+            p(self.trace.clone().map(Json), Type::JSONB),
         ];
         if self.is_gated() || self.dedupe.is_some() {
             parameters.push(p(self.gates.clone(), Type::TEXT_ARRAY));
@@ -148,6 +149,8 @@ pub(super) struct Wire<'a> {
     gates: &'a [String],
     #[serde(skip_serializing_if = "Option::is_none")]
     tokens: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trace: Option<&'a RawValue>,
 }
 
 impl<'a> Wire<'a> {
@@ -168,6 +171,7 @@ impl<'a> Wire<'a> {
             dedupe_by_payload: job.dedupe.as_ref().and_then(|d| d.by_payload.then_some(true)),
             gates: &job.gates,
             tokens: job.tokens,
+            trace: job.trace.as_deref(),
         }
     }
 }

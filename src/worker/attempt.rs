@@ -30,6 +30,7 @@ use crate::handler::{Handler, Running};
 use crate::outcome::{JobError, Outcome};
 use crate::signal::Level;
 use crate::store::Settlement;
+use crate::trace;
 use crate::worker::shared::{Filed, Incarnation, Shared, Slip};
 
 /// How long a handler may take to return after its job was cancelled: time to close files and say goodbye, short enough
@@ -75,8 +76,10 @@ pub(crate) async fn attempt(shared: Arc<Shared>, claimed: Claimed) {
         tenant = context.tenant(),
         attempt = context.attempt()
     );
+    let traced = trace::processing(context.job(), context.worker());
     let began = Instant::now();
     let ending = match shared.handlers.get(context.kind()) {
+        Some(handler) if traced.is_on() => traced.around(run(handler, &context, payload).instrument(span)).await,
         Some(handler) => run(handler, &context, payload).instrument(span).await,
         None => Ending::Decided(failed(JobError::new("kind", format!("no handler for kind `{}`", context.kind())))),
     };
@@ -84,6 +87,12 @@ pub(crate) async fn attempt(shared: Arc<Shared>, claimed: Claimed) {
     context.set_took(took);
     shared.metered(|meter| meter.ran(context.job(), took));
     drop(slot);
+    match &ending {
+        Ending::Decided(outcome) => trace::processed(&traced, Some(outcome), ""),
+        Ending::Release => trace::processed(&traced, None, "release"),
+        Ending::Lost => trace::processed(&traced, None, "lost"),
+    }
+    drop(traced);
     let (id, fence) = (context.job_id(), context.fence());
     let mut settlement = match ending {
         Ending::Decided(outcome) => Settlement::new(id, fence, with_delay(outcome, &shared, &context)),

@@ -22,6 +22,7 @@ use crate::context::Context;
 use crate::event::log_claimed;
 use crate::pause::{Pause, jitter};
 use crate::store::{ClaimedJob, NextDue, Settlement, Store};
+use crate::trace;
 use crate::worker::attempt::{Claimed, attempt};
 use crate::worker::shared::{Filed, Incarnation, Shared, Slip};
 
@@ -263,6 +264,7 @@ impl Flight {
         let jobs = u32::try_from(self.permits.slots.num_permits()).unwrap_or(u32::MAX);
         let mut pause = error_pause();
         loop {
+            let asked = Instant::now();
             let answer = tokio::select! {
                 biased;
                 () = self.incarnation.over.cancelled() => return None,
@@ -272,6 +274,7 @@ impl Flight {
             match answer {
                 Ok(jobs) => {
                     shared.call_answered();
+                    trace::received(&jobs, worker, asked);
                     return Some(jobs);
                 }
                 Err(error) if error.is_transient() => {

@@ -16,6 +16,7 @@ const LAYERS: &[&str] = &[
     "metrics",
     "signal",
     "store",
+    "trace",
     "client",
     "context",
     "admission",

@@ -5,13 +5,14 @@ use std::process::ExitCode;
 use posthouse::NewJob;
 use posthouse::job::DedupeFor;
 use posthouse::store::Store;
+use posthouse::trace::{self, Parent};
 use serde_json::json;
 
 use crate::args::{Enqueue, Global};
 use crate::failure::{Failure, Result};
 use crate::output;
 use crate::style::{DIM, clean};
-use crate::{connect, jsonl, payload};
+use crate::{connect, jsonl, payload, traces};
 
 /// Enqueues, and says which job stands for it.
 pub(crate) async fn run(args: Enqueue, global: &Global) -> Result<ExitCode> {
@@ -20,7 +21,14 @@ pub(crate) async fn run(args: Enqueue, global: &Global) -> Result<ExitCode> {
     }
     let job = job(&args)?;
     let store = connect::store(global).await?;
-    let answer = store.enqueue(&job).await.map_err(|error| {
+    let outer = traces::of_shell();
+    let span = trace::sending(args.queue.as_deref(), 1, Parent::Stored(outer.as_deref()));
+    let job = match outer {
+        Some(outer) if !span.is_on() => job.trace(outer),
+        _ => trace::carry(job, &span),
+    };
+    let sent = trace::sent(store.enqueue(&job).await, &span);
+    let answer = sent.map_err(|error| {
         // Postgres found it, but it is what was typed that cannot be right.
         if error.is_invalid() { Failure::usage(error.to_string()) } else { error.into() }
     })?;

@@ -36,6 +36,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 pub(crate) use group::wait_for_endings;
 
 use crate::args::STOP_AT_EOF;
+use crate::traces;
 use group::{GRACE, Group};
 use output::{NotNow, Tail, last_lines, result};
 
@@ -72,6 +73,7 @@ pub(crate) async fn attempt(command: Arc<str>, payload: Box<RawValue>, context: 
         ("POSTHOUSE_TENANT", context.tenant().to_owned()),
         ("POSTHOUSE_FENCE", context.fence().to_string()),
     ];
+    environment.extend(traces::for_program(&context));
     environment.extend(context.model_instead().map(|model| ("POSTHOUSE_MODEL", model.to_owned())));
     // A shutdown leaves the program its time; when that is over this future is dropped.
     let cancelled = async {
@@ -92,6 +94,8 @@ async fn run(
     let mut shell = Command::new("sh");
     shell.args(["-c", GATE, "sh", command]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     shell.env_remove(STOP_AT_EOF).env_remove("POSTHOUSE_MODEL");
+    // The trace that this worker was started in is none of the job.
+    shell.env_remove("TRACEPARENT").env_remove("TRACESTATE");
     for (name, value) in environment {
         // A NUL cannot be in an environment; it would fail the start.
         shell.env(name, value.replace('\0', "\u{fffd}"));

@@ -13,6 +13,7 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use posthouse::NewJob;
 use posthouse::store::Store;
+use posthouse::trace::{self, Parent};
 use serde_json::json;
 
 use crate::args::{Enqueue, Global};
@@ -20,6 +21,7 @@ use crate::connect;
 use crate::failure::{Failure, Result};
 use crate::output;
 use crate::style::clean;
+use crate::traces;
 use interrupt::Interrupt;
 use lines::Lines;
 
@@ -130,6 +132,8 @@ impl Bulk {
     /// Sends the batch.
     async fn flush(&mut self) -> Result<()> {
         let Batch { jobs, lines, .. } = std::mem::take(&mut self.batch);
+        let outer = traces::of_shell();
+        let (jobs, _span) = trace::sending_many(jobs, Parent::Stored(outer.as_deref()));
         let mut parts = vec![(jobs.as_slice(), lines.as_slice())];
         while let Some((jobs, lines)) = parts.pop() {
             let (Some(first), Some(last)) = (lines.first(), lines.last()) else { continue };

@@ -20,6 +20,8 @@ mod gate;
 mod job;
 mod jsonl;
 mod log;
+#[cfg(feature = "otlp")]
+mod otlp;
 mod output;
 mod payload;
 mod pretty;
@@ -28,6 +30,7 @@ mod sim;
 mod status;
 mod style;
 mod tenant;
+mod traces;
 mod usage;
 mod work;
 
@@ -47,10 +50,31 @@ async fn main() -> ExitCode {
     // Wrong arguments end the process here: exit code 2, or 0 for help and version.
     let Cli { global, command } = Cli::parse();
     log::init(&global, matches!(command, Command::Work(_)));
-    match run(command, &global).await {
+    let ended = match command {
+        Command::Work(_) | Command::Enqueue(_) => traced(command, &global).await,
+        command => run(command, &global).await,
+    };
+    match ended {
         Ok(code) => code,
         Err(failure) => failure.report(),
     }
+}
+
+/// A command that jobs pass through.
+#[cfg(feature = "otlp")]
+async fn traced(command: Command, global: &Global) -> Result<ExitCode> {
+    let traces = otlp::start()?;
+    let ended = run(command, global).await;
+    if let Some(traces) = traces {
+        traces.end().await;
+    }
+    ended
+}
+
+/// The same without traces.
+#[cfg(not(feature = "otlp"))]
+async fn traced(command: Command, global: &Global) -> Result<ExitCode> {
+    run(command, global).await
 }
 
 async fn run(command: Command, global: &Global) -> Result<ExitCode> {

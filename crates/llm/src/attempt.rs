@@ -15,6 +15,7 @@ use crate::millis::millis;
 use crate::prompt_kind::{Draft, Expected, PromptKind};
 use crate::redact::Redactor;
 use crate::route::{Model, Stop};
+use crate::trace;
 use crate::trail::{CLOSED, DROPPED, OK, SLOW, Trail, Why};
 use bytes::Bytes;
 use std::sync::Arc;
@@ -249,6 +250,7 @@ impl Lane<'_> {
         let (stop, expected) = (self.stop, self.expected);
         let clock = Clock::start(self.timeouts, self.attempt).tell(self.begun.take());
         let body = std::mem::take(&mut self.body);
+        let span = trace::calling(stop);
         let received = call(&stop.transport, (body, expected.choices), clock, &self.pass, redactor).await;
         let outcome = received.and_then(|received| judge(received, expected, kind, stop.asked(), redactor));
         match outcome {
@@ -256,6 +258,7 @@ impl Lane<'_> {
                 let mut answer = Box::new(answer);
                 stop.price.fill(&mut answer.usage, Some(&answer.model));
                 log_answer(&answer);
+                trace::answered(&span, &answer);
                 stop.meter.answered(&answer);
                 self.pass.answered();
                 Ok(answer)
@@ -265,6 +268,8 @@ impl Lane<'_> {
                 error.endpoint = Some(stop.endpoint.provider.clone());
                 error.model = Some(stop.endpoint.model.clone());
                 stop.meter.failed(&error);
+                trace::failed(&span, &error);
+                drop(span);
                 Box::pin(heed(stop, &self.pass, &mut error)).await;
                 if error.status.is_some() {
                     self.pass.heard();

@@ -40,6 +40,7 @@ pub mod sim;
 pub mod stream;
 mod template;
 mod text;
+mod trace;
 pub mod trail;
 mod transport;
 

@@ -16,6 +16,11 @@ pub(crate) fn posthouse() -> Command {
     for variable in ["DATABASE_URL", "POSTHOUSE_LOG", "POSTHOUSE_LEASE_MS", "POSTHOUSE_LISTEN_URL", "XDG_STATE_HOME"] {
         command.env_remove(variable);
     }
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("OTEL_") || name.to_string_lossy().starts_with("TRACE") {
+            command.env_remove(name);
+        }
+    }
     // As on a terminal.
     command.env("POSTHOUSE_LOG_FORMAT", "text");
     // No `dev` of this user is found.

@@ -127,7 +127,12 @@ async fn neither_payload_nor_answer_is_logged_even_if_everything_is() {
     let queue = Queue::new().await;
     queue.enqueue(&["good", "{\"word\": \"sesame-asked\"}"]);
     queue.enqueue(&["bad", "{\"word\": \"sesame-asked\"}", "--max-attempts", "1"]);
-    let work = ["--exec", "good=echo '\"sesame-answered\"'", "--exec", "bad=echo '\"sesame-answered\"'; echo broke >&2; exit 1"];
+    let work = [
+        "--exec",
+        "good=echo '\"sesame-answered\"'",
+        "--exec",
+        "bad=echo '\"sesame-answered\"'; echo broke >&2; exit 1",
+    ];
     for format in ["text", "json"] {
         let more = ["-vv", "--log-format", format];
         let said =

@@ -17,4 +17,5 @@ mod receiver;
 #[allow(dead_code)]
 #[path = "../commands/support.rs"]
 mod support;
+mod traces;
 mod work;
