@@ -1003,20 +1003,16 @@ CREATE OR REPLACE FUNCTION posthouse.book_gates(gates posthouse.gate[], states p
 AS $function$
 begin
   -- Those that count what runs, and nothing else.
-  with b as materialized (
-    select p.inst, array_agg(a.id) as ids, array_agg(a.fence) as fences, count(*)::int as requests, sum(a.weight)::bigint as tokens
-    from unnest(ids, fences, their_places, weights) a(id, fence, place, weight)
-    join unnest(places, insts) p(place, inst) on p.place = a.place
-    group by p.inst)
   insert into posthouse.gate_state (gate_id, member, seq, job_ids, fences)
   select s.gate_id, s.member, coalesce(s.seq, 0) + 1, s.job_ids || b.ids, s.fences || b.fences
-  from b
+  from (
+    select p.inst, array_agg(a.id) as ids, array_agg(a.fence) as fences
+    from unnest(ids, fences, their_places) a(id, fence, place)
+    join unnest(places, insts) p(place, inst) on p.place = a.place
+    where plain[p.inst]
+    group by p.inst) b
   join unnest(states) with ordinality s(gate_id, member, seq, job_ids, fences, seconds, requests, tokens, requests_at, tokens_at,
-    month, day, spent_day, spent_month, inst) on s.inst = b.inst
-  join unnest(plain) with ordinality f(plain, inst) on f.inst = b.inst
-  join unnest(gates) with ordinality g(id, name, max_running, requests_per_minute, tokens_per_minute, money_per_day, money_per_month,
-    when_spent, warn_at, closed_until, closed_at, closed_by, closed_reason, strikes, probe_until, probe_job, opened_at, inst) on g.inst = b.inst
-  where f.plain and g.max_running is not null;
+    month, day, spent_day, spent_month, inst) on s.inst = b.inst;
   if false = any(plain) then
     insert into posthouse.gate_state
     select c.*
@@ -1864,7 +1860,7 @@ begin
       if cardinality(lanes) = 1 then
         quotas := array[share];
       else
-        heads := (select count(distinct t) from unnest(tenants) t);
+        heads := (select count(distinct t collate "C") from unnest(tenants) t);
         if weighted then
           select array_agg(x.lane_id order by x.later, x.place), array_agg(x.tenant order by x.later, x.place),
             array_agg(x.quota order by x.later, x.place), array_agg(x.later order by x.later, x.place), min(x.quota)
@@ -1912,7 +1908,7 @@ begin
       wide := took is null;
       if took is not null then
         jobs := jobs || took;
-        gave := gave || array(select distinct j.lane_id from unnest(took) j);
+        gave := gave || array(select distinct j.lane_id from unnest(took) j order by 1);
       end if;
       exit when cardinality(jobs) >= max_jobs or (cardinality(took) < share and not held_back);
       -- Those that gave their whole share may have more, or the lanes that waited behind them, or behind one that a gate holds back.
@@ -1929,8 +1925,8 @@ begin
     end loop;
     if gave = '{}' and blocked = '{}' then
       empty := empty || visited;
-    elsif cardinality(visited) > 1 or gave = '{}' then
-      -- Nobody looked into those behind the last one that gave, where it filled the claim.
+    elsif gave = '{}' or (cardinality(visited) > 1 and not (cardinality(jobs) >= max_jobs and gave = visited[:cardinality(gave)])) then
+      -- Nobody looked into those behind the last one that gave, where it filled the claim; often that is all.
       empty := empty || array(
         select v.lane_id
         from (select u.lane_id, u.place, g.lane_id is not null as gave, max(u.place) filter (where g.lane_id is not null) over () as last
@@ -4296,18 +4292,15 @@ CREATE OR REPLACE FUNCTION posthouse.hold_counts(gate_ids bigint[], members text
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
 declare
-  k int;
-  refused int[] := '{}';
+  keys int[] := array(
+    select distinct (hashint8(u.gate_id) # hashtext(u.member)) & 127 from unnest(gate_ids, members) u(gate_id, member) order by 1);
+  refused int[];
 begin
-  for k in
-    select distinct (hashint8(u.gate_id) # hashtext(u.member)) & 127 from unnest(gate_ids, members) u(gate_id, member) order by 1
-  loop
-    if wait then
-      perform pg_advisory_xact_lock(1346912002, k);
-    elsif not pg_try_advisory_xact_lock(1346912002, k) then
-      refused := refused || k;
-    end if;
-  end loop;
+  if wait then
+    perform pg_advisory_xact_lock(1346912002, k) from unnest(keys) k;
+    return '{}';
+  end if;
+  refused := array(select k from unnest(keys) k where not pg_try_advisory_xact_lock(1346912002, k));
   if refused = '{}' then
     return refused;
   end if;
@@ -4700,44 +4693,59 @@ CREATE OR REPLACE FUNCTION posthouse.look_at_gates(gate_ids bigint[], members te
 AS $function$
 declare
   n int := coalesce(cardinality(gate_ids), 0);
+  known bigint[];                     -- each gate once, and of each:
+  whole posthouse.gate[];
+  kinds boolean[];                    -- see `plain`
+  caps int[];
+  heavy bigint[];
   running int[];
   r record;
 begin
-  select array_agg(g.whole), array_agg(row(u.gate_id, u.member, s.seq, s.job_ids, s.fences, s.seconds, s.requests, s.tokens, s.requests_at,
-      s.tokens_at, s.month, s.day, s.spent_day, s.spent_month)::posthouse.gate_state),
-    array_agg(g.plain), array_agg(case when g.max_running is null then 2147483647 else greatest(g.max_running - s.running, 0) end),
-    array_agg(s.running), array_agg(g.tokens_per_minute)
+  -- Thousands of members may have the same gate.
+  select array_agg(x.id), array_agg(x.whole), array_agg(x.max_running), array_agg(x.tokens_per_minute),
+    array_agg(case when x.odd then false when x.max_running is not null then true end)
+  into known, whole, caps, heavy, kinds
+  from (
+    select g.id, g as whole, g.max_running, g.tokens_per_minute, g.name like 'serial:%' or num_nonnulls(g.requests_per_minute,
+      g.tokens_per_minute, g.money_per_day, g.money_per_month, g.closed_at, g.opened_at) > 0 as odd
+    from posthouse.gate g where g.id = any(gate_ids) order by g.id) x;
+  select array_agg(whole[x.at]), array_agg(x.state), array_agg(kinds[x.at]),
+    array_agg(case when x.cap is null then 2147483647 else greatest(x.cap - coalesce(cardinality((x.state).job_ids), 0), 0) end),
+    array_agg(coalesce(cardinality((x.state).job_ids), 0)), array_agg(heavy[x.at])
   into gates, states, plain, rooms, running, weighs
-  from unnest(gate_ids, members, wanted) u(gate_id, member, wanted)
-  cross join lateral (
-    select x as whole, x.max_running, x.tokens_per_minute,
-      num_nonnulls(x.requests_per_minute, x.tokens_per_minute, x.money_per_day, x.money_per_month, x.closed_at, x.opened_at) = 0 and x.name not like 'serial:%' as plain
-    from posthouse.gate x where x.id = u.gate_id offset 0) g
-  cross join lateral (
-    select n.seq, n.seconds, n.requests, n.tokens, n.requests_at, n.tokens_at, n.month, n.day, n.spent_day, n.spent_month,
-      case when c.looked then c.ids else n.job_ids end as job_ids, case when c.looked then c.fences else n.fences end as fences,
-      coalesce(cardinality(case when c.looked then c.ids else n.job_ids end), 0) as running
-    from (select) one
+  from (
+    select u.at, u.cap,
+      case
+        when n.gate_id is null then row(u.gate_id, u.member, null, null, null, null, null, null, null, null, null, null, null, null)::posthouse.gate_state
+        when cardinality(n.job_ids) + u.wanted > u.cap or (n.seq % 16 = 0 and cardinality(n.job_ids) > 100) then (
+          select row(n.gate_id, n.member, n.seq, array_agg(y.id), array_agg(y.fence), n.seconds, n.requests, n.tokens, n.requests_at, n.tokens_at,
+            n.month, n.day, n.spent_day, n.spent_month)::posthouse.gate_state
+          from (select unnest(n.job_ids) as id, unnest(n.fences) as fence offset 0) y
+          cross join lateral (select j.state, j.fence from posthouse.job j where j.id = y.id offset 0) j
+          where (j.state = 'running' or (whole[u.at]).name like 'serial:%') and j.fence = y.fence)
+        else n.newest
+      end as state
+    from (
+      select y.gate_id, y.member, y.wanted, y.at, caps[y.at] as cap
+      from (select z.gate_id, z.member, z.wanted, width_bucket(z.gate_id, known) as at from unnest(gate_ids, members, wanted) z(gate_id, member, wanted)) y
+      where known[y.at] = y.gate_id offset 0) u
     left join lateral (
-      select x.* from posthouse.gate_state x where x.gate_id = u.gate_id and x.member = u.member
-      order by x.gate_id desc, x.member desc, x.seq desc limit 1) n on true
-    left join lateral (
-      select true as looked, array_agg(y.id) as ids, array_agg(y.fence) as fences
-      from unnest(n.job_ids, n.fences) y(id, fence)
-      cross join lateral (select j.state, j.fence from posthouse.job j where j.id = y.id offset 0) j
-      where cardinality(n.job_ids) + u.wanted > g.max_running and (j.state = 'running' or (g.whole).name like 'serial:%') and j.fence = y.fence
-      having cardinality(n.job_ids) + u.wanted > g.max_running) c on true) s;
+      select z.*, z as newest from posthouse.gate_state z where z.gate_id = u.gate_id and z.member = u.member
+      order by z.gate_id desc, z.member desc, z.seq desc limit 1) n on true
+    offset 0) x;
   untils := array_fill(null::timestamptz, array[n]);
   probes := array_fill(false, array[n]);
   spent := probes;
-  for i in 1 .. n loop
-    continue when plain[i];
-    r := posthouse.gate_room(gates[i], states[i], running[i], now_at);
-    rooms[i] := r.room;
-    untils[i] := r.until;
-    probes[i] := r.is_probe;
-    spent[i] := r.is_spent;
-  end loop;
+  if false = any(kinds) then
+    for i in 1 .. n loop
+      continue when plain[i] is not false;
+      r := posthouse.gate_room(gates[i], states[i], running[i], now_at);
+      rooms[i] := r.room;
+      untils[i] := r.until;
+      probes[i] := r.is_probe;
+      spent[i] := r.is_spent;
+    end loop;
+  end if;
 end $function$
 ;
 
@@ -5193,6 +5201,8 @@ CREATE OR REPLACE FUNCTION posthouse.oldest_lane(queues text[], kinds text[], du
  SET plan_cache_mode TO 'force_generic_plan'
 AS $function$
 #variable_conflict use_column
+declare
+  serial boolean := exists (select from posthouse.gate g where g.name >= 'serial:' and g.name < 'serial;');
 begin
   return (
     with r as materialized (
@@ -5211,7 +5221,7 @@ begin
     )
     -- One whose jobs wait for another of their own has waited for long, and says nothing.
     select r.id from r
-    where not exists (select from posthouse.serial_held(array(select x.id from r x), due) h where h.lane_id = r.id)
+    where not serial or not exists (select from posthouse.serial_held(array(select x.id from r x), due) h where h.lane_id = r.id)
     order by r.run_at limit 1);
 end $function$
 ;
@@ -7403,59 +7413,63 @@ declare
   passed_places int[];                -- pairs of a lane and a gate
   passed bigint[];
   members text[];
-  sleepless bigint[];                 -- gates for which no lane sleeps
+  -- Each gate once, and of each: how many may run, whether it counts more than that, whether the end of these jobs makes room behind it
+  -- (its own if no lane sleeps because of it), and whether its members are many.
+  known bigint[];
+  caps int[];
+  counts boolean[];
+  frees boolean[];
+  many boolean[];
   r record;
 begin
   select array_agg(x.lane_id), case when count(x.instead) > 0 then array_agg(x.instead) end into lanes, insteads
   from (select distinct j.lane_id, j.instead from unnest(jobs) j) x;
   select array_agg(g.place), array_agg(g.gate_id), array_agg(g.member) into passed_places, passed, members
   from posthouse.gates_of(lanes, insteads) g;
-  for r in
-    select array_agg(x.gate_id order by x.gate_id, x.member) as gate_ids, array_agg(x.member order by x.gate_id, x.member) as members
+  select array_agg(x.id), array_agg(coalesce(x.max_running, 2147483647)), array_agg(x.counts), array_agg(x.frees), array_agg(x.many)
+  into known, caps, counts, frees, many
+  from (
+    select g.id, g.max_running, num_nonnulls(g.requests_per_minute, g.tokens_per_minute, g.money_per_day, g.money_per_month) > 0 as counts,
+      num_nonnulls(g.max_running, g.tokens_per_minute) > 0 or g.requests_per_minute is not null and false = any(called) as frees,
+      g.name = 'tenant:*' or g.name like 'serial:%' as many
+    from posthouse.gate g where g.id = any(passed) order by g.id) x;
+  if true = any(counts) then
+    select array_agg(x.gate_id order by x.gate_id, x.member) as gate_ids, array_agg(x.member order by x.gate_id, x.member) as members into r
     from (
-      select distinct g.gate_id, g.member
-      from unnest(passed, members) g(gate_id, member)
-      cross join lateral (
-        select from posthouse.gate x where x.id = g.gate_id
-          and num_nonnulls(x.requests_per_minute, x.tokens_per_minute, x.money_per_day, x.money_per_month) > 0 offset 0) x) x
-  loop
-    if r.gate_ids is not null then
-      perform posthouse.true_up(jobs, usages, called, lanes, insteads, r.gate_ids, r.members, wait);
-    end if;
-  end loop;
+      select distinct g.gate_id, g.member from unnest(passed, members) g(gate_id, member)
+      where counts[width_bucket(g.gate_id, known)] and known[width_bucket(g.gate_id, known)] = g.gate_id) x;
+    perform posthouse.true_up(jobs, usages, called, lanes, insteads, r.gate_ids, r.members, wait);
+  end if;
   -- Those of other workers who found no room look again.
   if exists (
     select from (select distinct g.gate_id, g.member from unnest(passed, members) g(gate_id, member)) g
-    cross join lateral (select x.max_running from posthouse.gate x where x.id = g.gate_id offset 0) x
     cross join lateral (
       select cardinality(s.job_ids) as running from posthouse.gate_state s where s.gate_id = g.gate_id and s.member = g.member
       order by s.gate_id desc, s.member desc, s.seq desc limit 1) s
-    where s.running >= x.max_running and (strpos(g.member, chr(31)) = 0 or posthouse.serial_waits(g.gate_id, g.member))) then
+    where s.running >= caps[width_bucket(g.gate_id, known)]
+      and (strpos(g.member, chr(31)) = 0 or posthouse.serial_waits(g.gate_id, g.member))) then
     perform posthouse.notify_queue('*');
   end if;
   -- Held before the look, as posthouse.wake_blocked does.
-  perform pg_advisory_xact_lock_shared(1346912003, k.key) from (select distinct (g % 128)::int as key from unnest(passed) g) k;
-  sleepless := array(
-    select d.id from (select distinct g as id from unnest(passed) g) d
-    where not exists (select from posthouse.lane l where l.blocked_by = d.id));
-  for r in
-    select x.gate_id, x.member, count(*)::int as jobs
-    from (
-      select g.place, g.gate_id, g.member
-      from unnest(passed_places, passed, members) g(place, gate_id, member)
-      cross join lateral (
-        select x.name from posthouse.gate x
-        where x.id = g.gate_id and (num_nonnulls(x.max_running, x.tokens_per_minute) > 0 or x.requests_per_minute is not null and false = any(called)) offset 0) x
-      where g.gate_id <> all(sleepless)
-        -- Of thousands of tenants most have none that sleeps.
-        and (x.name <> 'tenant:*' and x.name not like 'serial:%'
-             or exists (select from posthouse.lane l where coalesce(l.blocked_by, 0) = g.gate_id and coalesce(l.blocked_by, 0) > 0
-                          and l.tenant = split_part(g.member, chr(31), 1)))) x
-    join unnest(jobs) j on j.lane_id = lanes[x.place] and j.instead is not distinct from insteads[x.place]
-    group by x.gate_id, x.member
-  loop
-    perform posthouse.wake_blocked(r.gate_id, r.member, r.jobs);
-  end loop;
+  perform pg_advisory_xact_lock_shared(1346912003, k.key) from (select distinct (g % 128)::int as key from unnest(known) g) k;
+  frees := array(select k.frees and exists (select from posthouse.lane l where l.blocked_by = k.id offset 0) from unnest(known, frees) k(id, frees));
+  if true = any(frees) then
+    for r in
+      select x.gate_id, x.member, count(*)::int as jobs
+      from (
+        select g.place, g.gate_id, g.member
+        from unnest(passed_places, passed, members) g(place, gate_id, member)
+        where frees[width_bucket(g.gate_id, known)]
+          -- Of thousands of tenants most have none that sleeps.
+          and (not many[width_bucket(g.gate_id, known)]
+               or exists (select from posthouse.lane l where coalesce(l.blocked_by, 0) = g.gate_id and coalesce(l.blocked_by, 0) > 0
+                            and l.tenant = split_part(g.member, chr(31), 1) offset 0)) offset 0) x
+      join unnest(jobs) j on j.lane_id = lanes[x.place] and j.instead is not distinct from insteads[x.place]
+      group by x.gate_id, x.member
+    loop
+      perform posthouse.wake_blocked(r.gate_id, r.member, r.jobs);
+    end loop;
+  end if;
   -- Gates that its calls passed and it did not.
   for r in
     select a.gate_id, count(*)::int as jobs
@@ -8011,6 +8025,8 @@ declare
   whose text[];                       -- members of those gates
   starts int[];                       -- where the pairs of a lane begin, and end
   stops int[];
+  pairs int;
+  shared boolean;                     -- some gate holds for several of these lanes
   wanted int[];
   busy int[];                         -- gates that other claims hold
   -- Of each gate: see posthouse.look_at_gates.
@@ -8023,9 +8039,9 @@ declare
   probes boolean[];
   weighs bigint[];
   are_spent boolean[];
-  odd boolean;                        -- some gate is not plain
+  odd boolean;                        -- some gate counts more than what runs
   locked boolean := false;
-  the_one bigint[] := array_fill(null::bigint, array[n]); -- the one job that a lane may give
+  the_one bigint[];                   -- the one job that a lane may give
   next_one record;
   held_up int[] := '{}';              -- pairs of lanes that may not give any, and the gate
   i int;
@@ -8034,8 +8050,11 @@ declare
   weighed boolean[];                  -- lanes
   spent int[];                        -- lanes whose jobs fail, by the gate whose budget is spent
   over boolean[];                     -- lanes that have no more to give
-  gave int[] := array_fill(0, array[n]);
+  gave int[];
   limits int[];
+  spots tid[];
+  free bigint[] := '{}';              -- lanes without a gate
+  blocked_place int := 0;
   total int;
   room int;
   now_at timestamptz;
@@ -8058,36 +8077,33 @@ begin
   if exists (select from posthouse.gate g where g.when_spent like 'model:%') then
     insteads := posthouse.models_instead(lanes);
   end if;
-  -- Each in its own order: one that is asked for may change that in which the others come.
-  select array_agg(x.place order by x.place, x.inst), array_agg(x.inst order by x.place, x.inst),
-    array_agg(x.gate_id order by x.inst) filter (where x.nth = 1),
-    array_agg(x.member order by x.inst) filter (where x.nth = 1)
-  into places, insts, gate_ids, whose
-  from (
-    select g.place, g.gate_id, g.member, dense_rank() over w::int as inst, row_number() over (partition by g.gate_id, g.member) as nth
-    from posthouse.gates_of(lanes, insteads) g
-    window w as (order by g.gate_id, g.member)) x;
+  select array_agg(g.place), array_agg(g.gate_id), array_agg(g.member) into places, gate_ids, whose
+  from (select x.* from posthouse.gates_of(lanes, insteads) x order by x.place, x.gate_id) g;
   if places is null and insteads is null then
     jobs := coalesce(posthouse.take_jobs(worker, lanes, quotas, max_jobs, due), '{}');
     return;
   end if;
-  odd := insteads is not null;
+  pairs := coalesce(cardinality(places), 0);
+  shared := n > 1 and pairs > (select count(*) from (select distinct u.gate_id, u.member from unnest(gate_ids, whose) u(gate_id, member)) d);
+  if shared then
+    -- Each in its own order: one that is asked for may change that in which the others come.
+    select array_agg(x.place order by x.place, x.inst), array_agg(x.inst order by x.place, x.inst),
+      array_agg(x.gate_id order by x.inst) filter (where x.nth = 1),
+      array_agg(x.member order by x.inst) filter (where x.nth = 1)
+    into places, insts, gate_ids, whose
+    from (
+      select u.place, u.gate_id, u.member, dense_rank() over w::int as inst, row_number() over (partition by u.gate_id, u.member) as nth
+      from unnest(places, gate_ids, whose) u(place, gate_id, member)
+      window w as (order by u.gate_id, u.member)) x;
+  else
+    insts := array(select generate_series(1, pairs));
+  end if;
   gate_ids := coalesce(gate_ids, '{}');
   whose := coalesce(whose, '{}');
-  starts := array_fill(1, array[n]);
-  stops := array_fill(0, array[n]);
-  wanted := array_fill(0, array[coalesce(cardinality(gate_ids), 0)]);
-  for p in 1 .. coalesce(cardinality(places), 0) loop
-    place := places[p];
-    if stops[place] = 0 then
-      starts[place] := p;
-    end if;
-    stops[place] := p;
-    wanted[insts[p]] := least(wanted[insts[p]] + quotas[place], max_jobs);
+  wanted := array_fill(0, array[cardinality(gate_ids)]);
+  for p in 1 .. pairs loop
+    wanted[insts[p]] := least(wanted[insts[p]] + quotas[places[p]], max_jobs);
   end loop;
-  over := array_fill(false, array[n]);
-  weighed := over;
-  spent := array_fill(null::int, array[n]);
   held := true;
   busy := posthouse.hold_counts(gate_ids, whose, take_gated_part.wait);
   loop
@@ -8101,29 +8117,89 @@ begin
     where g.id = any(array(select g.id from unnest(gate_ids, probes) g(id, probe) where g.probe)) order by g.id for no key update;
     locked := true;
   end loop;
-  for p in 1 .. coalesce(cardinality(places), 0) loop
+  -- Those that made room have ended by now: none of them seems to have run beside the one that took its place.
+  now_at := clock_timestamp();
+  if insteads is null and busy = '{}' and (false = any(plain)) is not true
+     and not (shared and exists (
+       select from unnest(rooms, wanted) with ordinality u(room, wanted, inst)
+       where u.room > 0 and u.room < u.wanted and (select count(*) from unnest(insts) s where s = u.inst) > 1)) then
+    -- The usual case: gates count what runs and nothing else, and none has to be shared out between lanes.
+    limits := quotas;
+    for p in 1 .. pairs loop
+      limits[places[p]] := least(limits[places[p]], rooms[insts[p]]);
+    end loop;
+    if 0 < any(limits) then
+      select array_agg(t.whole), array_agg(t.spot), array_agg(t.id), array_agg(t.fence + 1), array_agg(t.place)
+      into found, spots, ids, fences, their_places
+      from (
+        select x.whole, x.spot, x.id, x.fence, v.place::int
+        from unnest(lanes, limits) with ordinality v(lane_id, quota, place)
+        cross join lateral (
+          select x as whole, x.ctid as spot, x.id, x.fence from posthouse.job x
+          where x.lane_id = v.lane_id and x.state = 'queued' and x.run_at <= due
+            and x.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = v.lane_id
+                                      order by f.floor_at desc limit 1), '-infinity')
+          order by x.lane_id, x.run_at, x.id limit v.quota for update of x skip locked) x
+        limit max_jobs) t;
+    end if;
+    for p in 1 .. pairs loop
+      continue when rooms[insts[p]] > 0 or places[p] = blocked_place;
+      blocked_place := places[p];
+      blocked := blocked || lanes[places[p]];
+      blockers := blockers || gate_ids[insts[p]];
+      members := members || whose[insts[p]];
+      untils := untils || until_when[insts[p]];
+    end loop;
+    if found is not null then
+      jobs := found;
+      if (select count(distinct p) from unnest(places) p) < n then
+        free := array(select l from unnest(lanes) with ordinality u(l, place) where u.place <> all(places));
+      end if;
+      -- Locked, they stay in their places.
+      update posthouse.job x set state = 'running', fence = x.fence + 1, attempt = x.attempt + 1, worker = take_gated_part.worker,
+        started_at = now_at, first_started_at = coalesce(x.first_started_at, now_at), progress = null,
+        reserved = case when x.lane_id = any(free) then null else 0 end, instead = null, admitted = null
+      where x.ctid = any(spots);
+      perform posthouse.book_gates(gates, states, plain, places, insts, ids, fences, their_places, null, now_at);
+    end if;
+    return;
+  end if;
+  odd := insteads is not null;
+  starts := array_fill(1, array[n]);
+  stops := array_fill(0, array[n]);
+  over := array_fill(false, array[n]);
+  weighed := over;
+  gave := stops;
+  the_one := array_fill(null::bigint, array[n]);
+  spent := array_fill(null::int, array[n]);
+  for p in 1 .. pairs loop
+    place := places[p];
+    if stops[place] = 0 then
+      starts[place] := p;
+    end if;
+    stops[place] := p;
     i := insts[p];
     if i = any(busy) then
-      over[places[p]] := true;
-    elsif not plain[i] then
+      over[place] := true;
+    elsif plain[i] is false then
       odd := true;
       if weighs[i] is not null then
-        weighed[places[p]] := true;
+        weighed[place] := true;
         ahead[i] := greatest(coalesce(extract(epoch from (states[i]).tokens_at - now_at), 0), 0);
         sums[i] := posthouse.sum_since((states[i]).seconds, (states[i]).tokens, floor(extract(epoch from now_at))::bigint - 61);
       end if;
       if are_spent[i] and (gates[i]).when_spent = 'fail' then
-        spent[places[p]] := i;
+        spent[place] := i;
       end if;
       if (gates[i]).name like 'serial:%' then
-        next_one := posthouse.serial_next(lanes[places[p]], states[i], due);
-        the_one[places[p]] := next_one.job_id;
+        next_one := posthouse.serial_next(lanes[place], states[i], due);
+        the_one[place] := next_one.job_id;
         until_when[i] := next_one.until;
         if next_one.job_id is null then
-          over[places[p]] := true;
+          over[place] := true;
           held_up := array_append(held_up, p);
         else
-          quotas[places[p]] := 1;
+          quotas[place] := 1;
           rooms[i] := 1;
           first_rooms[i] := 1;
         end if;
@@ -8274,7 +8350,7 @@ begin
     admitted = null
   from (select a.id, insteads[a.place] as instead, case when stops[a.place] > 0 then least(a.weight, 2147483647)::int end as reserved
         from unnest(ids, weights, their_places) a(id, weight, place)) u
-  where x.id = u.id;
+  where x.id = any(ids) and x.id = u.id;
   if places is null then
     return;
   end if;

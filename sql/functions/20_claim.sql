@@ -293,6 +293,8 @@ set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
+declare
+  serial boolean := exists (select from posthouse.gate g where g.name >= 'serial:' and g.name < 'serial;');
 begin
   return (
     with r as materialized (
@@ -311,7 +313,7 @@ begin
     )
     -- One whose jobs wait for another of their own has waited for long, and says nothing.
     select r.id from r
-    where not exists (select from posthouse.serial_held(array(select x.id from r x), due) h where h.lane_id = r.id)
+    where not serial or not exists (select from posthouse.serial_held(array(select x.id from r x), due) h where h.lane_id = r.id)
     order by r.run_at limit 1);
 end $$;
 
@@ -397,7 +399,7 @@ begin
       if cardinality(lanes) = 1 then
         quotas := array[share];
       else
-        heads := (select count(distinct t) from unnest(tenants) t);
+        heads := (select count(distinct t collate "C") from unnest(tenants) t);
         if weighted then
           select array_agg(x.lane_id order by x.later, x.place), array_agg(x.tenant order by x.later, x.place),
             array_agg(x.quota order by x.later, x.place), array_agg(x.later order by x.later, x.place), min(x.quota)
@@ -445,7 +447,7 @@ begin
       wide := took is null;
       if took is not null then
         jobs := jobs || took;
-        gave := gave || array(select distinct j.lane_id from unnest(took) j);
+        gave := gave || array(select distinct j.lane_id from unnest(took) j order by 1);
       end if;
       exit when cardinality(jobs) >= max_jobs or (cardinality(took) < share and not held_back);
       -- Those that gave their whole share may have more, or the lanes that waited behind them, or behind one that a gate holds back.
@@ -462,8 +464,8 @@ begin
     end loop;
     if gave = '{}' and blocked = '{}' then
       empty := empty || visited;
-    elsif cardinality(visited) > 1 or gave = '{}' then
-      -- Nobody looked into those behind the last one that gave, where it filled the claim.
+    elsif gave = '{}' or (cardinality(visited) > 1 and not (cardinality(jobs) >= max_jobs and gave = visited[:cardinality(gave)])) then
+      -- Nobody looked into those behind the last one that gave, where it filled the claim; often that is all.
       empty := empty || array(
         select v.lane_id
         from (select u.lane_id, u.place, g.lane_id is not null as gave, max(u.place) filter (where g.lane_id is not null) over () as last

@@ -17,59 +17,63 @@ declare
   passed_places int[];                -- pairs of a lane and a gate
   passed bigint[];
   members text[];
-  sleepless bigint[];                 -- gates for which no lane sleeps
+  -- Each gate once, and of each: how many may run, whether it counts more than that, whether the end of these jobs makes room behind it
+  -- (its own if no lane sleeps because of it), and whether its members are many.
+  known bigint[];
+  caps int[];
+  counts boolean[];
+  frees boolean[];
+  many boolean[];
   r record;
 begin
   select array_agg(x.lane_id), case when count(x.instead) > 0 then array_agg(x.instead) end into lanes, insteads
   from (select distinct j.lane_id, j.instead from unnest(jobs) j) x;
   select array_agg(g.place), array_agg(g.gate_id), array_agg(g.member) into passed_places, passed, members
   from posthouse.gates_of(lanes, insteads) g;
-  for r in
-    select array_agg(x.gate_id order by x.gate_id, x.member) as gate_ids, array_agg(x.member order by x.gate_id, x.member) as members
+  select array_agg(x.id), array_agg(coalesce(x.max_running, 2147483647)), array_agg(x.counts), array_agg(x.frees), array_agg(x.many)
+  into known, caps, counts, frees, many
+  from (
+    select g.id, g.max_running, num_nonnulls(g.requests_per_minute, g.tokens_per_minute, g.money_per_day, g.money_per_month) > 0 as counts,
+      num_nonnulls(g.max_running, g.tokens_per_minute) > 0 or g.requests_per_minute is not null and false = any(called) as frees,
+      g.name = 'tenant:*' or g.name like 'serial:%' as many
+    from posthouse.gate g where g.id = any(passed) order by g.id) x;
+  if true = any(counts) then
+    select array_agg(x.gate_id order by x.gate_id, x.member) as gate_ids, array_agg(x.member order by x.gate_id, x.member) as members into r
     from (
-      select distinct g.gate_id, g.member
-      from unnest(passed, members) g(gate_id, member)
-      cross join lateral (
-        select from posthouse.gate x where x.id = g.gate_id
-          and num_nonnulls(x.requests_per_minute, x.tokens_per_minute, x.money_per_day, x.money_per_month) > 0 offset 0) x) x
-  loop
-    if r.gate_ids is not null then
-      perform posthouse.true_up(jobs, usages, called, lanes, insteads, r.gate_ids, r.members, wait);
-    end if;
-  end loop;
+      select distinct g.gate_id, g.member from unnest(passed, members) g(gate_id, member)
+      where counts[width_bucket(g.gate_id, known)] and known[width_bucket(g.gate_id, known)] = g.gate_id) x;
+    perform posthouse.true_up(jobs, usages, called, lanes, insteads, r.gate_ids, r.members, wait);
+  end if;
   -- Those of other workers who found no room look again.
   if exists (
     select from (select distinct g.gate_id, g.member from unnest(passed, members) g(gate_id, member)) g
-    cross join lateral (select x.max_running from posthouse.gate x where x.id = g.gate_id offset 0) x
     cross join lateral (
       select cardinality(s.job_ids) as running from posthouse.gate_state s where s.gate_id = g.gate_id and s.member = g.member
       order by s.gate_id desc, s.member desc, s.seq desc limit 1) s
-    where s.running >= x.max_running and (strpos(g.member, chr(31)) = 0 or posthouse.serial_waits(g.gate_id, g.member))) then
+    where s.running >= caps[width_bucket(g.gate_id, known)]
+      and (strpos(g.member, chr(31)) = 0 or posthouse.serial_waits(g.gate_id, g.member))) then
     perform posthouse.notify_queue('*');
   end if;
   -- Held before the look, as posthouse.wake_blocked does.
-  perform pg_advisory_xact_lock_shared(1346912003, k.key) from (select distinct (g % 128)::int as key from unnest(passed) g) k;
-  sleepless := array(
-    select d.id from (select distinct g as id from unnest(passed) g) d
-    where not exists (select from posthouse.lane l where l.blocked_by = d.id));
-  for r in
-    select x.gate_id, x.member, count(*)::int as jobs
-    from (
-      select g.place, g.gate_id, g.member
-      from unnest(passed_places, passed, members) g(place, gate_id, member)
-      cross join lateral (
-        select x.name from posthouse.gate x
-        where x.id = g.gate_id and (num_nonnulls(x.max_running, x.tokens_per_minute) > 0 or x.requests_per_minute is not null and false = any(called)) offset 0) x
-      where g.gate_id <> all(sleepless)
-        -- Of thousands of tenants most have none that sleeps.
-        and (x.name <> 'tenant:*' and x.name not like 'serial:%'
-             or exists (select from posthouse.lane l where coalesce(l.blocked_by, 0) = g.gate_id and coalesce(l.blocked_by, 0) > 0
-                          and l.tenant = split_part(g.member, chr(31), 1)))) x
-    join unnest(jobs) j on j.lane_id = lanes[x.place] and j.instead is not distinct from insteads[x.place]
-    group by x.gate_id, x.member
-  loop
-    perform posthouse.wake_blocked(r.gate_id, r.member, r.jobs);
-  end loop;
+  perform pg_advisory_xact_lock_shared(1346912003, k.key) from (select distinct (g % 128)::int as key from unnest(known) g) k;
+  frees := array(select k.frees and exists (select from posthouse.lane l where l.blocked_by = k.id offset 0) from unnest(known, frees) k(id, frees));
+  if true = any(frees) then
+    for r in
+      select x.gate_id, x.member, count(*)::int as jobs
+      from (
+        select g.place, g.gate_id, g.member
+        from unnest(passed_places, passed, members) g(place, gate_id, member)
+        where frees[width_bucket(g.gate_id, known)]
+          -- Of thousands of tenants most have none that sleeps.
+          and (not many[width_bucket(g.gate_id, known)]
+               or exists (select from posthouse.lane l where coalesce(l.blocked_by, 0) = g.gate_id and coalesce(l.blocked_by, 0) > 0
+                            and l.tenant = split_part(g.member, chr(31), 1) offset 0)) offset 0) x
+      join unnest(jobs) j on j.lane_id = lanes[x.place] and j.instead is not distinct from insteads[x.place]
+      group by x.gate_id, x.member
+    loop
+      perform posthouse.wake_blocked(r.gate_id, r.member, r.jobs);
+    end loop;
+  end if;
   -- Gates that its calls passed and it did not.
   for r in
     select a.gate_id, count(*)::int as jobs
