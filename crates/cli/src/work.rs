@@ -17,6 +17,7 @@ use posthouse_llm::{Config, ConfigError, Engine};
 
 use crate::args::{ExecKind, Global, STOP_AT_EOF, Work};
 use crate::failure::{Failure, Result};
+use crate::metrics::Server;
 use crate::{alert, connect, exec, log, output};
 
 /// The configuration that is read when none is named.
@@ -32,7 +33,7 @@ pub(crate) async fn run(args: Work, global: &Global) -> Result<ExitCode> {
     }
     let database = database(&args, global)?;
     if args.sweep_only {
-        return sweep_only(database, global).await;
+        return sweep_only(database, &args, global).await;
     }
     let engine = engine(&args)?;
     let alerts = alert::Setup::load(config_file(&args).as_deref(), &database)?;
@@ -52,11 +53,18 @@ pub(crate) async fn run(args: Work, global: &Global) -> Result<ExitCode> {
         lease_ms: args.lease_ms.unwrap_or(LEASE_MS),
     };
     print(&if json { opening.to_json() } else { opening.to_string() });
+    let server = metrics(&args, &database, global, true).await?;
     let engine = known.tell(&database).await?;
+    if let (Some(server), Some(engine)) = (&server, &engine) {
+        server.add(engine.clone());
+    }
     let mut builder = builder(&args, engine, database).queues(&queues);
     if let Some(alerts) = alerts {
         builder = alerts.register(builder);
         alerts.tell();
+    }
+    if let Some(server) = &server {
+        builder = server.watch(builder);
     }
     let told = builder.run().await;
     // What is still being ended would otherwise be left to the watchdog.
@@ -67,10 +75,21 @@ pub(crate) async fn run(args: Work, global: &Global) -> Result<ExitCode> {
 }
 
 /// Housekeeping and nothing else, until it is told to end.
-async fn sweep_only(database: Database, global: &Global) -> Result<ExitCode> {
+async fn sweep_only(database: Database, args: &Work, global: &Global) -> Result<ExitCode> {
     print(&if log::is_json(global) { line::sweeping_json() } else { line::sweeping_text() });
-    Sweeper::new(database).run().await?;
+    let server = metrics(args, &database, global, false).await?;
+    let sweeper = Sweeper::new(database);
+    server.iter().fold(sweeper, |sweeper, server| server.watch_sweeper(sweeper)).run().await?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Serves metrics, where that is asked for.
+async fn metrics(args: &Work, database: &Database, global: &Global, works: bool) -> Result<Option<Server>> {
+    let server = Server::start(args.metrics_listen, database, works).await?;
+    if let Some(url) = server.as_ref().map(Server::url) {
+        print(&if log::is_json(global) { line::metrics_json(&url) } else { line::metrics_text(&url) });
+    }
+    Ok(server)
 }
 
 fn database(args: &Work, global: &Global) -> Result<Database> {

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use crate::metrics::Listen;
 use clap::Args;
 
 /// Run a worker: claim jobs and run them
@@ -19,6 +20,7 @@ use clap::Args;
   posthouse work --config posthouse.toml --queue default --queue slow --concurrency 1000
   posthouse work --provider-url http://127.0.0.1:11434/v1 --model llama3.2
   posthouse work --exec resize='./resize.sh' --exec report='python3 report.py'
+  posthouse work --metrics-listen 9464
   posthouse work --until-empty --json
   posthouse work --sweep-only                       housekeeping for workers that run with --no-sweep")]
 pub(crate) struct Work {
@@ -70,6 +72,10 @@ pub(crate) struct Work {
     #[arg(long, conflicts_with_all = ["queues", "concurrency", "config", "execs", "provider_url", "poll_ms", "grace_ms",
         "until_empty", "no_sweep", "no_listen"])]
     pub(crate) sweep_only: bool,
+
+    /// Serve /metrics, /healthz and /readyz at PORT of this machine, or at ADDRESS:PORT. Default: not
+    #[arg(long, value_name = "ADDRESS", env = "POSTHOUSE_METRICS_LISTEN")]
+    pub(crate) metrics_listen: Option<Listen>,
 
     /// Where to listen for wake-ups, if a transaction-mode pooler stands before the database
     #[arg(long, value_name = "URL", env = "POSTHOUSE_LISTEN_URL", hide_env_values = true)]

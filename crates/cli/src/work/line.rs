@@ -85,6 +85,16 @@ pub(super) fn end_json(summary: &Summary) -> String {
     )
 }
 
+/// Where metrics can be read, for people.
+pub(super) fn metrics_text(url: &str) -> String {
+    format!("metrics at {url}")
+}
+
+/// The same for programs.
+pub(super) fn metrics_json(url: &str) -> String {
+    stamped("metrics_listening", json!({ "url": url }))
+}
+
 fn stamped(event: &str, fields: Value) -> String {
     let now = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
     let mut line = json!({ "at": now, "level": "info", "event": event });

@@ -1,0 +1,196 @@
+//! `work --metrics-listen`: what the process counts and what the sweep counted for the fleet (`/metrics`), whether the process is
+//! alive (`/healthz`), and whether it does its work (`/readyz`).
+//!
+//! It runs on the runtime of the worker, so that a process whose threads all hang answers nobody, and is restarted. No request asks
+//! Postgres anything: that is done every few seconds, over a connection of its own.
+
+mod health;
+mod http;
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use posthouse::metrics::{Family, Metrics, Source};
+use posthouse::store::{Database, FleetMetrics, Store};
+use posthouse::sweep::Sweeper;
+use posthouse::worker::{Builder, Meter};
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+
+use crate::failure::{Failure, Result};
+
+/// Between two questions to Postgres: what is due at most every five seconds is not asked for more often.
+const ASK_EVERY: Duration = Duration::from_secs(5);
+/// After one that was not answered.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// An answer is not waited for longer.
+const ANSWER: Duration = Duration::from_secs(10);
+/// What was answered so long ago is not served any more.
+const STALE: Duration = Duration::from_secs(60);
+
+/// Where to listen: `9464`, on this machine only, or `ADDRESS:PORT`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Listen(SocketAddr);
+
+impl FromStr for Listen {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Ok(port) = text.parse() {
+            return Ok(Self(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port)));
+        }
+        text.replace("localhost:", "127.0.0.1:").parse().map(Self).map_err(|_| {
+            "write PORT for this machine only, as in 9464, or ADDRESS:PORT, as in 0.0.0.0:9464 for everybody who can reach it"
+                .to_owned()
+        })
+    }
+}
+
+/// What is served.
+struct Book {
+    metrics: Metrics,
+    meter: Meter,
+    /// The process runs a worker; if not, it only sweeps.
+    works: bool,
+    fleet: Fleet,
+}
+
+/// The server; it ends when this is dropped.
+pub(crate) struct Server {
+    book: Arc<Book>,
+    address: SocketAddr,
+    _tasks: JoinSet<()>,
+}
+
+impl Server {
+    /// Listens, if it is to. `works`: the process runs a worker.
+    pub(crate) async fn start(listen: Option<Listen>, database: &Database, works: bool) -> Result<Option<Self>> {
+        let Some(Listen(address)) = listen else { return Ok(None) };
+        let failed = |error| Failure::new(format!("--metrics-listen {address}: {error}"));
+        let listener = TcpListener::bind(address).await.map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        let (metrics, meter, fleet) = (Metrics::default(), Meter::default(), Fleet::default());
+        metrics.add(meter.clone());
+        metrics.add(fleet.clone());
+        metrics.add(Build);
+        let book = Arc::new(Book { metrics, meter, works, fleet });
+        let mut tasks = JoinSet::new();
+        tasks.spawn(ask(database.store("metrics").with_timeout(ANSWER), book.clone()));
+        tasks.spawn(http::serve(listener, book.clone()));
+        Ok(Some(Self { book, address, _tasks: tasks }))
+    }
+
+    /// Where it can be read.
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}/metrics", self.address)
+    }
+
+    /// Serves also what this counts.
+    pub(crate) fn add(&self, source: impl Source + 'static) {
+        self.book.metrics.add(source);
+    }
+
+    /// Counts what a worker does.
+    pub(crate) fn watch(&self, builder: Builder) -> Builder {
+        builder.meter(&self.book.meter)
+    }
+
+    /// Counts what a sweeper does.
+    pub(crate) fn watch_sweeper(&self, sweeper: Sweeper) -> Sweeper {
+        let meter = self.book.meter.clone();
+        sweeper.on_event(move |event| meter.count(event))
+    }
+}
+
+/// Asks Postgres for what is known of the fleet, for as long as the process runs.
+async fn ask(store: Store, book: Arc<Book>) {
+    loop {
+        let pause = match store.fleet_metrics().await {
+            Ok(fleet) => {
+                book.meter.set_clock_ahead(fleet.clock_ahead);
+                book.fleet.keep(fleet);
+                ASK_EVERY
+            }
+            Err(error) => {
+                tracing::debug!(%error, "what metrics say about the fleet is not known");
+                ASK_AGAIN
+            }
+        };
+        tokio::time::sleep(pause).await;
+    }
+}
+
+/// What Postgres told last, and when.
+#[derive(Clone, Default)]
+struct Fleet(Arc<Mutex<Option<(Instant, FleetMetrics)>>>);
+
+impl Fleet {
+    fn keep(&self, fleet: FleetMetrics) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), fleet));
+    }
+
+    /// The newest answer of Postgres, if it is fresh, and how old it is.
+    fn newest(&self) -> Option<(Duration, FleetMetrics)> {
+        let told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (at, fleet) = told.as_ref()?;
+        let age = at.elapsed();
+        (age < STALE).then(|| (age, fleet.clone()))
+    }
+
+    /// Since anybody swept, as far as is known.
+    fn swept(&self) -> Option<Duration> {
+        let (age, fleet) = self.newest()?;
+        Some(fleet.sweep_age? + age)
+    }
+}
+
+impl Source for Fleet {
+    fn families(&self) -> Vec<Family> {
+        let known = self.newest();
+        let answers = known.as_ref().is_some_and(|(age, _)| *age < ASK_EVERY + ANSWER);
+        let up =
+            Family::gauge("posthouse_database_up", "1 if Postgres answered this process within 15 seconds, else 0.");
+        let mut families = vec![up.with(&[], f64::from(u8::from(answers)))];
+        if let Some((_, fleet)) = known {
+            let help = "How far the clock of Postgres is ahead of this machine's; 0 where the difference is too small to tell.";
+            families.push(Family::gauge("posthouse_clock_ahead_seconds", help).with(&[], fleet.clock_ahead));
+            families.extend(fleet.families);
+        }
+        families
+    }
+}
+
+/// Which program this is.
+struct Build;
+
+impl Source for Build {
+    fn families(&self) -> Vec<Family> {
+        let info = Family::gauge("posthouse_build_info", "Always 1; the label says which version this process is.");
+        vec![info.with(&[("version", env!("CARGO_PKG_VERSION"))], 1.0)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_port_alone_is_for_this_machine_only() {
+        for (text, address) in [
+            ("9464", "127.0.0.1:9464"),
+            ("0", "127.0.0.1:0"),
+            ("0.0.0.0:9464", "0.0.0.0:9464"),
+            ("localhost:9464", "127.0.0.1:9464"),
+            ("[::1]:9464", "[::1]:9464"),
+        ] {
+            assert_eq!(text.parse::<Listen>().unwrap().0.to_string(), address);
+        }
+        for text in [":9464", "", "nowhere", "host.example:9464", "70000", "127.0.0.1"] {
+            let refused = text.parse::<Listen>().unwrap_err();
+            assert!(refused.contains("0.0.0.0:9464"), "{text}: {refused}");
+        }
+    }
+}
