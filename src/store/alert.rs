@@ -20,7 +20,7 @@ pub const WEBHOOK_QUEUE: &str = "posthouse";
 pub struct AlertRecord {
     /// Its number.
     pub id: i64,
-    /// `dead_letter`, `gate_quota`, `budget`, `no_worker`, `oldest_due`, or what somebody else raised.
+    /// `dead_letter`, `gate_quota`, `budget`, `no_worker`, `oldest_due`, `sweep`, or what somebody else raised.
     pub kind: String,
     /// What it is about: a gate, a queue, `queue/kind`, `queue/kind/class`; `*`: more than can be told apart.
     pub subject: String,

@@ -9,6 +9,8 @@ use crate::cron::Rule;
 use crate::error::{Error, Result};
 use crate::store::{CatchUp, DueSchedule, Firing, Store};
 
+/// Where state changes are logged.
+const EVENT: &str = "posthouse::event::schedule";
 /// Schedules in one look.
 const MOST: i32 = 100;
 /// A tick that nobody saw for so long, in seconds, is a missed one.
@@ -66,13 +68,16 @@ async fn fire_one(store: &Store, due: &DueSchedule, now: Option<SystemTime>, rou
     for run in &fired.runs {
         let tick = utc(run.tick_s);
         if run.duplicate {
-            tracing::info!(schedule = due.name, %tick, job = run.job, "schedule fired; its job was there already");
+            tracing::info!(target: EVENT, event = "schedule_fired", schedule = due.name, %tick, job = run.job, duplicate = true,
+                "schedule {} fired: job {} was there already", due.name, run.job);
         } else {
-            tracing::info!(schedule = due.name, %tick, job = run.job, "schedule fired");
+            tracing::info!(target: EVENT, event = "schedule_fired", schedule = due.name, %tick, job = run.job,
+                "schedule {} fired: job {}", due.name, run.job);
         }
     }
     if firing.missed > 0 {
-        tracing::warn!(schedule = due.name, missed = firing.missed, "ticks were missed: no process swept");
+        tracing::warn!(target: EVENT, event = "schedule_missed", schedule = due.name, missed = firing.missed,
+            "schedule {} missed {} ticks: no process swept", due.name, firing.missed);
     }
     round.jobs += fired.runs.iter().filter(|run| !run.duplicate).count();
     round.missed += firing.missed;

@@ -175,7 +175,9 @@ impl Fields {
 fn style(event: &str) -> Style {
     match event {
         "done" | "connection_restored" | "gate_opened" => GOOD,
-        "failed" | "lost" | "lease_lost" | "connection_lost" | "sweep_failed" | "gate_closed" => BAD,
+        "failed" | "lost" | "lease_lost" | "connection_lost" | "sweep_failed" | "gate_closed" | "schedule_missed" => {
+            BAD
+        }
         "retry" | "snoozed" | "cancelled" | "released" => HINT,
         _ => DIM,
     }

@@ -8,7 +8,7 @@ use crate::harness::{SOON, wait_until};
 const DUE: &str = "update posthouse.sweep set ran_at = '-infinity'";
 const TIDY: &str = "update posthouse.sweep set ran_at = '-infinity'; select posthouse.tidy()";
 /// What Postgres does not do by itself: the parts that the library runs.
-const LIBRARYS: &str = "'rescue'";
+const LIBRARYS: &str = "'rescue', 'retire', 'schedules'";
 
 /// Parts that Postgres does by itself and that ran so often.
 async fn ran(s: &Session, runs: i64) -> Vec<String> {
