@@ -25,12 +25,14 @@ create or replace view posthouse.jobs as
   union all
   select d.id, 'failed', l.queue, l.tenant, l.kind, l.priority, null, d.created_at, d.started_at, d.failed_at, d.attempt,
     d.max_attempts, d.timeout_ms, d.fence::bigint, d.worker, false, d.class, d.error,
-    (select p.payload from posthouse.payload p where p.id = d.id), null, d.usage, null, d.errors, null
+    coalesce((select p.payload from posthouse.payload p where p.id = d.id), (select s.payload from posthouse.spare_payload s where s.id = d.id)), null, d.usage, null, d.errors, null
   from posthouse.dead_letter d join posthouse.lane l on l.id = d.lane_id;
 
--- Every queue that has had jobs or settings, with its settings.
+-- Every queue that has had jobs or settings, with its settings. The queue '*' stands for all that have no retention of their own.
 create or replace view posthouse.queues as
-  select n.name as queue, q.retention, coalesce(q.fair_by, 'jobs') as fair_by, q.serial_by
+  select n.name as queue, posthouse.retention_of(n.name, 'done') as retention,
+    posthouse.retention_of(n.name, 'cancelled') as retention_cancelled, posthouse.retention_of(n.name, 'failed') as retention_failed,
+    coalesce(q.fair_by, 'jobs') as fair_by, q.serial_by
   from (select l.queue as name from posthouse.lane l union select q.name from posthouse.queue q) n
   left join posthouse.queue q on q.name = n.name;
 

@@ -140,11 +140,12 @@ impl Posthouse {
         self.store.workers().await
     }
 
-    /// Set for how long a queue keeps done and cancelled jobs: `None`, as it comes, for ever. Zero keeps no history: results
-    /// can be had for ten minutes, then nothing is left of the jobs, payloads included. Any other time is refused. Failed
-    /// jobs are kept all the same, and so is the history that is there already.
+    /// Set for how long a queue keeps done jobs, and cancelled ones that have no time of their own: `None`, as it comes, for ever.
+    /// Zero keeps no history: results can be had for ten minutes, then nothing is left of the jobs, payloads included. It counts
+    /// for the history that is there already, too. Failed jobs are kept all the same.
     pub async fn set_retention(&self, queue: &str, retention: Option<Duration>) -> Result<()> {
-        self.store.set_retention(queue, retention).await
+        let retention = retention.map_or(store::Retention::Forever, store::Retention::For);
+        self.store.set_retention(queue, store::Ended::Done, retention).await
     }
 
     /// Let the jobs of a queue that share a field of their payload (and the tenant) run one at a time, in the order in which they

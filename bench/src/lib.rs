@@ -6,7 +6,7 @@
 //!
 //! The modules, in reading order: [`options`] and `sizes` (what to measure, and how much of it), `ground` (the server, and a
 //! fresh database a scenario), `jobs`; the scenarios: `floor`, `enqueue`, `work`, `fair`, `gated`, `large`; those with processes of their own,
-//! by `crew` and [`part`]: `processes`, `in_flight`, `llm`; those over time: `backlog` with `claims` and `tables`, `pinned` with
+//! by `crew` and [`part`]: `processes`, `in_flight`, `llm`; those over time: `backlog` with `claims` and `tables`, `retention`, `pinned` with
 //! `steady`, `pin` and `statements`; then `figure` (medians and ratios), `machine`, and [`report`] with [`plot`] (what comes out).
 
 mod backlog;
@@ -32,6 +32,7 @@ mod pinned;
 pub mod plot;
 mod processes;
 pub mod report;
+mod retention;
 mod sizes;
 mod statements;
 mod steady;
@@ -129,6 +130,8 @@ async fn one(scenario: Scenario, ground: &Ground, sizes: &Sizes) -> Result<Vec<S
         Scenario::LargePayload => large::measure(&scratch, sizes).await,
         Scenario::Tenants => backlog::tenants(&scratch, sizes).await,
         Scenario::Backlog => backlog::depths(&scratch, sizes).await,
+        Scenario::Retention => retention::archived(&scratch, sizes).await,
+        Scenario::DropPartition => retention::dropped(&scratch, sizes).await,
         Scenario::PinnedSnapshot => pinned::measure(ground, sizes).await,
     }?;
     ground.drop_database(&scratch.name).await?;

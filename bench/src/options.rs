@@ -49,13 +49,17 @@ pub enum Scenario {
     Rates,
     /// Claims from ever larger backlogs.
     Backlog,
+    /// Claims and settles beside a large history, half of which is being deleted.
+    Retention,
+    /// A partition that is dropped while somebody reads its table.
+    DropPartition,
     /// A steady load for minutes, while somebody else holds a snapshot.
     PinnedSnapshot,
 }
 
 impl Scenario {
     /// All of them, in the order in which they are measured.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 21] = [
         Self::Floor,
         Self::EnqueueSingle,
         Self::EnqueueConcurrent,
@@ -74,6 +78,8 @@ impl Scenario {
         Self::Tenants,
         Self::Rates,
         Self::Backlog,
+        Self::Retention,
+        Self::DropPartition,
         Self::PinnedSnapshot,
     ];
 
@@ -99,6 +105,8 @@ impl Scenario {
             Self::LargePayload => "large-payload",
             Self::Tenants => "tenants",
             Self::Backlog => "backlog",
+            Self::Retention => "retention",
+            Self::DropPartition => "drop-partition",
             Self::PinnedSnapshot => "pinned-snapshot",
         }
     }
@@ -106,7 +114,7 @@ impl Scenario {
     /// Whether it takes many minutes, and is left out unless it is asked for.
     #[must_use]
     pub fn is_long(self) -> bool {
-        matches!(self, Self::Rates | Self::Backlog | Self::PinnedSnapshot)
+        matches!(self, Self::Rates | Self::Backlog | Self::Retention | Self::DropPartition | Self::PinnedSnapshot)
     }
 
     /// Whether it begins with a part that does not count, and needs no round of warm-up.
@@ -176,6 +184,8 @@ impl Scenario {
             Self::Rates => sizes.rates_meaning(),
             Self::Tenants => sizes.tenants_meaning(),
             Self::Backlog => sizes.backlog_meaning(),
+            Self::Retention => sizes.retention_meaning(),
+            Self::DropPartition => sizes.drop_meaning(),
             Self::LargePayload => format!(
                 "payloads of 0.2, 1, 20 and 200 KB of words, up to {} MB of each, enqueued in bulk and worked off by one worker \
                  with {SLOTS} slots; WAL is all that the server wrote meanwhile",
@@ -225,6 +235,23 @@ impl Sizes {
              for each job taken another one comes in",
             self.claims_timed,
             self.depths.map(|depth| depth.to_string()).join(", ")
+        )
+    }
+
+    fn retention_meaning(&self) -> String {
+        format!(
+            "{} claims of {BATCH} jobs and their settles in a database without history; then, with {} archived jobs of another \
+             queue that keeps them for 30 days, of which half have expired and are being deleted",
+            self.claims_timed, self.archived
+        )
+    }
+
+    fn drop_meaning(&self) -> String {
+        format!(
+            "claims and settles of {BATCH} jobs and single enqueues, one after the other, for {} s; then as long beside a partition of {} \
+             jobs that have all expired, and a transaction that has read its table and stays open until the end",
+            self.reader_time.as_secs_f64(),
+            self.dropped
         )
     }
 

@@ -75,6 +75,11 @@ pub(crate) struct Sizes {
     pub(crate) tenants: u32,
     /// Jobs that wait while claims are timed, from few to many.
     pub(crate) depths: [u32; 4],
+    /// Rows of history beside which claims are timed, and of the partition that is dropped.
+    pub(crate) archived: u32,
+    pub(crate) dropped: u32,
+    /// How long somebody reads meanwhile.
+    pub(crate) reader_time: Duration,
     /// Of each of the runs with a snapshot.
     pub(crate) pinned_time: Duration,
 }
@@ -108,6 +113,9 @@ impl Sizes {
         claims_timed: 300,
         tenants: 10_000,
         depths: [10_000, 100_000, 1_000_000, 10_000_000],
+        archived: 20_000_000,
+        dropped: 10_000_000,
+        reader_time: Duration::from_secs(120),
         pinned_time: Duration::from_secs(600),
     };
 
@@ -139,6 +147,9 @@ impl Sizes {
         claims_timed: 30,
         tenants: 100,
         depths: [1_000, 2_000, 4_000, 8_000],
+        archived: 30_000,
+        dropped: 20_000,
+        reader_time: Duration::from_secs(3),
         pinned_time: Duration::from_secs(4),
     };
 

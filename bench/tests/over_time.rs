@@ -21,6 +21,18 @@ fn medians(report: &Report) -> BTreeMap<&str, f64> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_history_is_deleted_and_a_partition_dropped_beside_the_work() {
+    let report = measured(&[Scenario::Retention, Scenario::DropPartition]).await;
+    let figures = medians(&report);
+    assert!(figures["rows deleted meanwhile"] + figures["partitions dropped meanwhile"] > 0.0, "{figures:?}");
+    for name in ["claim p99, with history to without history", "settle p99, beside the drop to alone"] {
+        assert!(figures[name] > 0.0, "{figures:?}");
+    }
+    let gone = figures["gone after the reader's end"];
+    assert!(gone > 0.0 && gone < 30.0, "{gone}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_snapshot_keeps_dead_rows_until_it_is_released() {
     let report = measured(&[Scenario::PinnedSnapshot]).await;
     let figures = medians(&report);

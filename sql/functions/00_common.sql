@@ -1,4 +1,4 @@
--- What the other functions share: checks of names, cleaning of what cannot be stored, partitions, lanes.
+-- What the other functions share: checks of names, cleaning of what cannot be stored, lanes.
 --
 -- Functions that read big tables forbid sequential and bitmap scans: a plan made on an empty table is kept by its session, and
 -- must be one that will do when the table is full.
@@ -74,49 +74,6 @@ set search_path = pg_catalog, pg_temp
 as $$
   select greatest(w.expires_at, pg_postmaster_start_time() + make_interval(secs => w.lease_ms / 1000.0))
 $$;
-
--- Make partitions of payload and archive until there is one for `last_id`, and for all ids between it and the ones there
--- are. Ranges grow with the ids, so that their number stays small: a million ids at first, then an eighth of all ids so far.
-create or replace function posthouse.make_partitions(last_id bigint) returns void
-language plpgsql
-set search_path = pg_catalog, pg_temp
-as $$
-declare
-  lo bigint;
-  hi bigint;
-  part text;
-begin
-  perform pg_advisory_xact_lock(1346912000, 1);
-  loop
-    exit when exists (select from posthouse.id_range r where r.lower <= last_id and r.upper > last_id);
-    select coalesce(max(r.upper), 0) into lo from posthouse.id_range r where r.upper <= last_id;
-    hi := lo + greatest(1000000, (lo / 8 / 1000000) * 1000000);
-    -- Somebody may have set the sequence far ahead: do not fill the gap with partitions.
-    if last_id - lo > 64 * (hi - lo) then
-      lo := (last_id / 1000000 - 1) * 1000000;
-      hi := lo + 2000000;
-    end if;
-    -- Or back, into such a gap.
-    select least(hi, min(r.lower)) into hi from posthouse.id_range r where r.lower > last_id;
-    begin
-      foreach part in array array['payload', 'archive'] loop
-        execute format('create table posthouse.%I (like posthouse.%I including all)', part || '_' || lo, part);
-        -- Attaching locks the parent far less than making a partition of it would.
-        execute format('alter table posthouse.%I add constraint id_range check (id >= %s and id < %s)', part || '_' || lo, lo, hi);
-        execute format('alter table posthouse.%I attach partition posthouse.%I for values from (%s) to (%s)',
-                       part, part || '_' || lo, lo, hi);
-        execute format('alter table posthouse.%I drop constraint id_range', part || '_' || lo);
-        if posthouse.is_isolated() then
-          execute format('alter table posthouse.%I enable row level security', part || '_' || lo);
-        end if;
-      end loop;
-    exception when duplicate_table or invalid_object_definition then
-      -- The snapshot of this transaction is older than the partitions that others have made: they are there all the same.
-      return;
-    end;
-    insert into posthouse.id_range values (lo, hi);
-  end loop;
-end $$;
 
 -- Hold off the sleep of a lane until the end of this transaction. Shared among enqueuers; only the one who wants to put
 -- the lane to sleep tries for it alone, and never waits. Lanes share 128 locks: Postgres has room for about twice 64 (the

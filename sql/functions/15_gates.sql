@@ -152,28 +152,38 @@ begin
   return true;
 end $$;
 
--- Say which gates the jobs of a kind pass, besides those of queue, tenant and their own, and how long its answers can be.
-create or replace function posthouse.set_kind(kind text, gates text[], max_output_tokens int default null) returns void
+-- Say which gates the jobs of a kind pass, besides those of queue, tenant and their own (null: as before), how long its answers can be,
+-- and whether the payload of one goes when it is done or cancelled (null: as before; a dead letter keeps it).
+create or replace function posthouse.set_kind(kind text, gates text[] default null, max_output_tokens int default null, drop_payload boolean default null)
+returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
 as $$
 declare
-  name text;
+  before posthouse.kind;
 begin
   perform posthouse.check_name('kind', kind);
-  gates := posthouse.check_gates(gates);
+  select k.* into before from posthouse.kind k where k.name = set_kind.kind;
+  if gates is null then
+    gates := before.gates;
+    max_output_tokens := coalesce(max_output_tokens, before.max_output_tokens);
+  end if;
+  gates := posthouse.check_gates(coalesce(gates, '{}'));
+  drop_payload := coalesce(drop_payload, before.drops_payload, false);
   if max_output_tokens <= 0 then
     raise exception using errcode = 'PH001', message = format('max_output_tokens: %s is not above 0', max_output_tokens);
   end if;
   -- Workers say it whenever they start: what is so already is not written, and waits for nobody.
-  if exists (select from posthouse.kind k where k.name = set_kind.kind and k.gates = set_kind.gates
-             and k.max_output_tokens is not distinct from set_kind.max_output_tokens) then
+  if before.gates = set_kind.gates and before.max_output_tokens is not distinct from set_kind.max_output_tokens
+     and before.drops_payload = set_kind.drop_payload then
     return;
   end if;
   perform posthouse.hold_gates();
-  insert into posthouse.kind (name, gates, max_output_tokens) values (set_kind.kind, set_kind.gates, set_kind.max_output_tokens)
-  on conflict on constraint kind_pkey do update set gates = excluded.gates, max_output_tokens = excluded.max_output_tokens;
+  insert into posthouse.kind (name, gates, max_output_tokens, drops_payload)
+  values (set_kind.kind, set_kind.gates, set_kind.max_output_tokens, set_kind.drop_payload)
+  on conflict on constraint kind_pkey do update set gates = excluded.gates, max_output_tokens = excluded.max_output_tokens,
+    drops_payload = excluded.drops_payload;
   perform posthouse.count_running(x.id)
   from (select distinct f.id from unnest(set_kind.gates) n(name) cross join lateral posthouse.gates_named(n.name) f) f
   join posthouse.gate x on x.id = f.id where x.max_running is not null;

@@ -69,9 +69,23 @@ declare
   keyed bigint[];
   lanes bigint[];                     -- of those that brought their usage, with `used`
   used jsonb[];
+  unrecorded boolean;                 -- some queue keeps no history
+  housed boolean;                     -- there is a partition for all of them
+  bare bigint[];                      -- those whose payload goes with them
 begin
-  if exists (select from posthouse.queue q where q.retention = interval '0') then
-    return posthouse.settle_unrecorded(settle_done.worker, ids, fences, results, usages, flags);
+  select exists (select from posthouse.queue q where q.retention = interval '0'),
+    exists (select from posthouse.id_range r where r.upper > ids[cardinality(ids)] and r.lower <= ids[1]),
+    case when exists (select from posthouse.kind k where k.drops_payload) then posthouse.bare_jobs(ids) end
+  into unrecorded, housed, bare;
+  if not housed then
+    perform posthouse.house(ids);
+  end if;
+  if unrecorded then
+    applied := posthouse.settle_unrecorded(settle_done.worker, ids, fences, results, usages, flags);
+    if bare is not null then
+      perform posthouse.drop_payloads(bare, applied);
+    end if;
+    return applied;
   end if;
   with gone as (
     -- The binary search finds a row's place in the arrays: a join could be planned row against row.
@@ -99,7 +113,44 @@ begin
   if keyed is not null then
     perform posthouse.free_keys(keyed);
   end if;
+  if bare is not null then
+    perform posthouse.drop_payloads(bare, applied);
+  end if;
   return coalesce(applied, '{}');
+end $$;
+
+-- Those among these live jobs whose kind drops payloads at the end.
+create or replace function posthouse.bare_jobs(ids bigint[]) returns bigint[]
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+  return array(
+    select i.id from unnest(ids) i(id)
+    cross join lateral (select j.lane_id from posthouse.job j where j.id = i.id offset 0) j
+    cross join lateral (select l.kind from posthouse.lane l where l.id = j.lane_id offset 0) l
+    cross join lateral (select from posthouse.kind k where k.name = l.kind and k.drops_payload offset 0) k);
+end $$;
+
+-- Drop the payloads of those among these jobs that have ended.
+create or replace function posthouse.drop_payloads(ids bigint[], ended bigint[]) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+  gone bigint[];
+  first_id bigint;
+  last_id bigint;
+begin
+  select array_agg(i.id), min(i.id), max(i.id) into gone, first_id, last_id from unnest(ids) i(id) where i.id = any(ended);
+  -- The bounds tell which partitions need not be looked into.
+  delete from posthouse.payload p where p.id = any(gone) and p.id >= first_id and p.id <= last_id;
 end $$;
 
 -- The job of an attempt, locked, if the attempt is still the right one; else null.
@@ -122,10 +173,15 @@ set enable_bitmapscan = off
 as $$
 declare
   now_at timestamptz := clock_timestamp();
+  of posthouse.lane;
 begin
   delete from posthouse.job x where x.id = j.id;
-  if exists (select from posthouse.lane l join posthouse.queue q on q.name = l.queue
-             where l.id = j.lane_id and q.retention = interval '0') then
+  select l.* into of from posthouse.lane l where l.id = j.lane_id;
+  if exists (select from posthouse.kind k where k.name = of.kind and k.drops_payload) then
+    delete from posthouse.payload p where p.id = j.id;
+  end if;
+  perform posthouse.house(array[j.id]);
+  if posthouse.retention_of(of.queue, archive_job.state::text) = interval '0' then
     insert into posthouse.tombstone (id, lane_id, created_at, finished_at, worker, timeout_ms, fence, attempt, max_attempts, state, result,
       tokens)
     values (j.id, j.lane_id, j.created_at, now_at, j.worker, j.timeout_ms, j.fence, j.attempt, j.max_attempts,
@@ -180,7 +236,8 @@ begin
 end $$;
 
 -- A live job goes back into line, due at `due`. With `front` it keeps its place: it is due as early as claims still look.
-create or replace function posthouse.requeue_job(j posthouse.job, due timestamptz, front boolean, refund boolean, reason text)
+create or replace function posthouse.requeue_job(j posthouse.job, due timestamptz, front boolean, refund boolean, reason text,
+  unsure boolean default null)         -- the attempt that ends may have had an effect outside; null: nothing is known anew
 returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -198,11 +255,25 @@ begin
   update posthouse.job x set state = 'queued', lane_id = to_lane,
     run_at = case when front then due else greatest(due, clock_timestamp()) end,
     attempt = x.attempt - refund::int, reason = left(requeue_job.reason, 500),
+    unsure = case when requeue_job.unsure is null then x.unsure when requeue_job.unsure then coalesce(x.unsure, x.worker || '/' || x.fence) end,
     errors = (select count(*) from posthouse.attempt a where a.job_id = x.id)
   where x.id = j.id;
   if due <= clock_timestamp() then
     perform posthouse.notify_queue(l.queue) from posthouse.lane l where l.id = to_lane;
   end if;
+end $$;
+
+-- What names the outside call of an earlier attempt of a running job that may have had an effect: null, there is none.
+create or replace function posthouse.call_seed(worker uuid, id bigint, fence bigint) returns text
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+begin
+  return (
+    select j.unsure from posthouse.job j
+    where j.id = call_seed.id and j.worker = call_seed.worker and j.fence = call_seed.fence and j.state = 'running');
 end $$;
 
 -- Record one outcome that is not `done`. The answer is the job's new state; null if the attempt is no longer the right one.
@@ -233,7 +304,7 @@ begin
       perform posthouse.archive_job(j, 'cancelled', null, usage);
       return 'cancelled';
     end if;
-    perform posthouse.requeue_job(j, clock_timestamp(), true, true, 'released');
+    perform posthouse.requeue_job(j, clock_timestamp(), true, true, 'released', true);
     return 'queued';
   elsif outcome = 'cancelled' or (j.cancel_asked and outcome in ('retry', 'snooze')) then
     if outcome = 'retry' then
@@ -250,14 +321,15 @@ begin
     end if;
     delay := interval '1 millisecond' * least(greatest(posthouse.number_of(o -> 'delay_ms', 1000), 0), 3e11);
     -- One that a closed gate holds back keeps its place.
-    perform posthouse.requeue_job(j, clock_timestamp() + delay, o ? 'gate' and posthouse.is_held_back(j.lane_id), true, o ->> 'reason');
+    perform posthouse.requeue_job(j, clock_timestamp() + delay, o ? 'gate' and posthouse.is_held_back(j.lane_id), true, o ->> 'reason', false);
     return 'queued';
   elsif outcome = 'retry' and j.attempt < j.max_attempts then
     delay := case when jsonb_typeof(o -> 'delay_ms') = 'number'
       then interval '1 millisecond' * least(greatest(posthouse.number_of(o -> 'delay_ms', 0), 0), 3e11)
       else posthouse.backoff(j.attempt) end;
     perform posthouse.record_error(j, class, error, detail, usage);
-    perform posthouse.requeue_job(j, clock_timestamp() + delay, false, false, error);
+    perform posthouse.requeue_job(j, clock_timestamp() + delay, false, false, error,
+      class in ('ambiguous', 'timeout') or coalesce(detail -> 'perhaps_billed' = 'true', false));
     return 'queued';
   end if;
   -- fail, retry without attempts left, or an outcome nobody knows: the attempt ran, so the job must end.

@@ -45,6 +45,10 @@ as $$
 declare
   to_lane bigint := posthouse.wake_lane(lane, clock_timestamp());
 begin
+  if not posthouse.bring_home(id) then
+    raise exception using errcode = 'PH004', message = format('job %s: its payload was dropped when it ended, so it cannot run again', id),
+      hint = 'Enqueue it anew.';
+  end if;
   insert into posthouse.attempt (job_id, fence, attempt, worker, host, started_at, ended_at, class, error, detail, usage)
   select revive.id, e.fence, e.attempt, e.worker, e.host, e.started_at, e.ended_at, e.class, e.error, e.detail, e.usage
   from jsonb_populate_recordset(null::posthouse.attempt, coalesce(errors, '[]')) e
@@ -142,6 +146,8 @@ as $$
     order by x.failed_at, x.id limit greatest(max_jobs, 0) for update of x skip locked
   ), gone as (
     delete from posthouse.dead_letter x where x.id in (select c.id from chosen c) returning x.id
+  ), spare as (
+    delete from posthouse.spare_payload p where p.id in (select g.id from gone g)
   ), bare as (
     delete from posthouse.payload p where p.id in (select g.id from gone g)
   )

@@ -194,18 +194,6 @@ begin
     and not exists (select from posthouse.claimed c where c.worker = w.id);
 end $$;
 
--- Make the partitions of the next million ids, well ahead of need, so that no enqueue has to; not waiting for an open enqueue
--- that makes one all the same.
-create or replace function posthouse.partitions_ahead() returns void
-language plpgsql
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-  if pg_try_advisory_xact_lock(1346912000, 1) then
-    perform posthouse.make_partitions(s.last_value), posthouse.make_partitions(s.last_value + 1000000) from posthouse.job_id_seq s;
-  end if;
-end $$;
-
 -- Run one of the parts that one transaction can do. `more`: it left some to do. `alerts`: what it told.
 create or replace function posthouse.sweep_part(part text, out more boolean, out alerts jsonb)
 language plpgsql
@@ -224,6 +212,8 @@ begin
     when 'folds' then perform posthouse.fold();
     when 'usage' then perform posthouse.fold_usage();
     when 'partitions' then perform posthouse.partitions_ahead();
+    when 'expire' then more := posthouse.expire();
+    when 'analyze' then perform posthouse.analyze_parents();
     when 'tombstones' then more := posthouse.forget() >= 10000;
     when 'watch' then perform posthouse.watch();
     when 'alerts' then alerts := posthouse.tell_alerts();
@@ -245,7 +235,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
   -- Floors come last, since they hold off whoever gives jobs back to the front of the line until the end of this transaction.
-  parts constant text[] := array['stragglers', 'dedupe', 'depths', 'gates', 'shares', 'folds', 'usage', 'partitions', 'tombstones', 'watch', 'alerts', 'gauges', 'counts', 'floors'];
+  parts constant text[] := array['stragglers', 'dedupe', 'depths', 'gates', 'shares', 'folds', 'usage', 'partitions', 'analyze', 'tombstones', 'expire', 'watch', 'alerts', 'gauges', 'counts', 'floors'];
   one text;
   began timestamptz;
   left_some boolean;

@@ -37,6 +37,7 @@ as $$
     ('worker_beats', 'owner', array['worker']),
     ('rescue', 'owner', array['worker']),
     ('tidy', 'owner', array['worker']),
+    ('retire', 'owner', array['worker']),
     ('due_sweeps', 'owner', array['worker']),
     ('begin_sweep', 'owner', array['worker']),
     ('end_sweep', 'owner', array['worker']),
@@ -66,6 +67,7 @@ as $$
     ('jobs', 'view', array['read', 'operate']),
     ('queue_health', 'view', array['read', 'operate']),
     ('queues', 'view', array['read', 'operate']),
+    ('retention_of', 'owner', array['read', 'operate']),
     ('usage_by_day', 'view', array['read', 'operate']),
     ('workers', 'view', array['read', 'operate']),
     ('gates', 'view', array['worker', 'read', 'operate']),
@@ -273,7 +275,7 @@ as $$
     else '(select posthouse.sees_all())' || case
       when t.name = 'tenant_login' then ''
       when t.name = 'queue' then ' or posthouse.sees_queue(name)'
-      when t.name = 'payload' then ' or posthouse.sees_job(id)'
+      when t.name in ('payload', 'spare_payload') then ' or posthouse.sees_job(id)'
       when 'tenant' = any(t.columns) then ' or tenant = (select posthouse.own_tenant())'
       when 'lane_id' = any(t.columns) then ' or lane_id = any((select posthouse.own_lanes())::bigint[])'
       when 'job_id' = any(t.columns) then ' or posthouse.sees_job(job_id)'

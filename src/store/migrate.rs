@@ -39,6 +39,12 @@ const MIGRATIONS: &[Migration] = &[
         sql: include_str!("../../sql/migrations/0005_isolation.sql"),
     },
     Migration {
+        version: 6,
+        name: "retention",
+        breaking: false,
+        sql: include_str!("../../sql/migrations/0006_retention.sql"),
+    },
+    Migration {
         version: 8,
         name: "guards",
         breaking: false,
@@ -74,6 +80,7 @@ const FUNCTIONS: &[&str] = &[
     include_str!("../../sql/functions/50_operate.sql"),
     include_str!("../../sql/functions/60_sweep.sql"),
     include_str!("../../sql/functions/70_retention.sql"),
+    include_str!("../../sql/functions/71_partitions.sql"),
     include_str!("../../sql/functions/72_schedules.sql"),
     include_str!("../../sql/functions/75_alerts.sql"),
     include_str!("../../sql/functions/78_gauges.sql"),

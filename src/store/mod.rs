@@ -42,7 +42,7 @@ pub use lease::{Beat, Pulse};
 pub use listen::{Listener, Notice};
 pub use migrate::{Migration, SchemaStatus, schema_sql, schema_status};
 pub use operate::{DeadFilter, Reason};
-pub use retention::QueueSettings;
+pub use retention::{Ended, QueueSettings, Retention, Retired};
 pub use schedule::{CatchUp, Schedule, ScheduleChange, ScheduleRecord, ScheduleRun};
 pub(crate) use schedule::{DueSchedule, Firing};
 pub use settle::{Settled, Settlement, Verdict};

@@ -9,6 +9,7 @@
 //! Every [`Worker`](crate::Worker) sweeps beside its jobs, whatever kinds it knows, unless told otherwise; a [`Sweeper`] does nothing else.
 
 mod rescue;
+mod retention;
 mod schedules;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -139,6 +140,7 @@ impl Parts {
         match part {
             // What takes several transactions, or code that Postgres has not.
             "rescue" => in_pieces(store, part, rescue.run(store, emit)).await,
+            "retire" => in_pieces(store, part, retention::retire(store)).await,
             "schedules" => in_pieces(store, part, async { Ok(schedules::fire(store, None).await?.more) }).await,
             // What one transaction can do.
             _ => {

@@ -4,10 +4,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use comfy_table::Color;
-use posthouse::store::{GateRecord, QueueSettings, Store};
+use posthouse::store::{Ended, GateRecord, QueueSettings, Retention, Store};
 use serde::Serialize;
 
-use crate::args::{FairBy, Global, Queue, QueueSet, Retention};
+use crate::args::{FairBy, Global, Queue, QueueSet};
 use crate::connect;
 use crate::failure::Result;
 use crate::gate::{self, Whose};
@@ -44,7 +44,14 @@ struct Row {
 
 /// A queue of which nothing is set.
 fn bare(queue: String) -> QueueSettings {
-    QueueSettings { queue, retention_ms: None, fair_by: "jobs".to_owned(), serial_by: None }
+    QueueSettings {
+        queue,
+        retention_ms: None,
+        retention_cancelled_ms: None,
+        retention_failed_ms: None,
+        fair_by: "jobs".to_owned(),
+        serial_by: None,
+    }
 }
 
 async fn rows(store: &Store) -> Result<Vec<Row>> {
@@ -81,22 +88,40 @@ async fn list(store: &Store, global: &Global) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let now = store.clock().await?;
-    let mut grid = Grid::new(&["queue", "retention", "serial by", "fair by", "paused"]);
+    let mut grid = Grid::new(&["queue", "retention", "cancelled", "failed", "serial by", "fair by", "paused"]);
     for Row { settings, gate, .. } in &queues {
         let paused = gate.as_ref().and_then(|gate| gate::paused(gate, now)).unwrap_or_default();
         let serial_by = settings.serial_by.as_deref().unwrap_or_default();
-        let row = vec![cell(&settings.queue), cell(retention(settings)), cell(serial_by), cell(&settings.fair_by)];
-        grid.row(row.into_iter().chain([cell(paused).fg(Color::Red)]).collect());
+        let kept = [settings.retention_ms, settings.retention_cancelled_ms, settings.retention_failed_ms].map(retention);
+        let row =
+            [settings.queue.clone()].into_iter().chain(kept).chain([serial_by.to_owned(), settings.fair_by.clone()]);
+        grid.row(row.map(cell).chain([cell(paused).fg(Color::Red)]).collect());
     }
     grid.print()?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn retention(queue: &QueueSettings) -> String {
-    match queue.retention_ms {
+fn retention(ms: Option<i64>) -> String {
+    match ms {
         None => "forever".to_owned(),
         Some(0) => "0".to_owned(),
         Some(ms) => short(Duration::from_millis(ms.try_into().unwrap_or(0))),
+    }
+}
+
+/// What a retention means, in words.
+fn kept(ended: Ended, retention: Retention) -> String {
+    let jobs = match ended {
+        Ended::Done => "done jobs",
+        Ended::Cancelled => "cancelled jobs",
+        Ended::Failed => "failed jobs",
+    };
+    match retention {
+        Retention::For(Duration::ZERO) => format!("keeps no history of {jobs}: ten minutes later they are forgotten"),
+        Retention::For(time) => format!("keeps {jobs} for {}", humantime::format_duration(time)),
+        Retention::Forever => format!("keeps {jobs} for ever"),
+        Retention::Default if ended == Ended::Cancelled => "keeps cancelled jobs as long as done ones".to_owned(),
+        Retention::Default => format!("keeps {jobs} as the queue '*' does; for ever if nothing is set for that"),
     }
 }
 
@@ -113,15 +138,15 @@ async fn set(store: &Store, args: &QueueSet, global: &Global) -> Result<ExitCode
             None => "runs jobs that are put in from now on as they come".to_owned(),
         });
     }
-    if let Some(retention) = args.changes.retention {
-        let time = (retention == Retention::Zero).then_some(Duration::ZERO);
-        store.set_retention(&args.queue, time).await?;
-        told.push(match retention {
-            Retention::Zero => {
-                "keeps no history: ten minutes after a job is done or cancelled it is forgotten".to_owned()
-            }
-            Retention::Forever => "keeps done and cancelled jobs for ever".to_owned(),
-        });
+    for (ended, retention) in [
+        (Ended::Done, args.changes.retention),
+        (Ended::Cancelled, args.changes.retention_cancelled),
+        (Ended::Failed, args.changes.retention_failed),
+    ] {
+        if let Some(retention) = retention {
+            store.set_retention(&args.queue, ended, retention).await?;
+            told.push(kept(ended, retention));
+        }
     }
     if let Some(fair_by) = args.changes.fair_by {
         let by = match fair_by {

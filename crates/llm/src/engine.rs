@@ -63,6 +63,8 @@ pub struct KindGates {
     pub gates: Vec<String>,
     /// The most tokens that its answers have, where the kind or its model say so.
     pub max_output_tokens: Option<u64>,
+    /// Whether the payload of a job goes when it is done or cancelled.
+    pub drop_payload: bool,
 }
 
 impl Engine {
@@ -112,9 +114,10 @@ impl Engine {
         for (model, endpoints) in self.routes() {
             store.set_route(&model, &endpoints).await?;
         }
-        for KindGates { kind, gates, max_output_tokens } in self.kind_gates() {
+        for KindGates { kind, gates, max_output_tokens, drop_payload } in self.kind_gates() {
             let most = max_output_tokens.map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
             store.set_kind(&kind, &gates, most).await?;
+            store.set_drop_payload(&kind, drop_payload).await?;
         }
         Ok(self.with_gates(Arc::new(DatabaseGates::new(database))))
     }
@@ -159,6 +162,7 @@ impl Engine {
             kind: name.clone(),
             gates: vec![format!("model:{}", kind.model)],
             max_output_tokens: kind.max_output_tokens().or(self.inner.models[&kind.model].max_output_tokens),
+            drop_payload: kind.drop_payload,
         };
         self.inner.kinds.iter().map(gates).collect()
     }

@@ -41,6 +41,7 @@ pub(crate) struct PromptKind {
     temperature: Option<f64>,
     max_output_tokens: Option<u64>,
     pub(crate) max_attempts: Option<u32>,
+    pub(crate) drop_payload: bool,
     pub(crate) on_truncated: OnTruncated,
     /// The section of the model to ask when the context is too long.
     pub(crate) larger: Option<String>,
@@ -120,6 +121,7 @@ impl PromptKind {
             temperature: kind.temperature,
             max_output_tokens: kind.max_output_tokens,
             max_attempts: kind.max_attempts,
+            drop_payload: kind.drop_payload,
             on_truncated: kind.on_truncated,
             larger: kind.on_context_length.clone(),
         })

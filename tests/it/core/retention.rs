@@ -332,12 +332,17 @@ async fn who_waits_gets_the_result() {
 }
 
 #[tokio::test]
-async fn other_retentions_are_refused() {
+async fn what_is_no_retention_is_refused() {
     let (_queue, s) = Queue::with_session().await;
-    for retention in ["'7 days'", "'-1 second'", "'1 millisecond'"] {
-        let refusal = s.refused(&format!("select posthouse.set_queue('q', {retention})")).await;
+    for arguments in ["'-1 second'", "'1 millisecond'", "'0', 'failed'", "'-1 day', 'cancelled'"] {
+        let refusal = s.refused(&format!("select posthouse.set_queue('q', {arguments})")).await;
         assert_eq!(refusal.code, "PH001");
-        assert!(refusal.message.starts_with("retention: ") && refusal.message.contains("zero"), "{}", refusal.message);
+        assert!(refusal.message.starts_with("retention: "), "{}", refusal.message);
+        assert_eq!(refusal.message.contains("or zero"), !arguments.contains("failed"), "{}", refusal.message);
+    }
+    for outcome in ["'queued'", "null"] {
+        let refusal = s.refused(&format!("select posthouse.set_queue('q', '1 day', {outcome})")).await;
+        assert!(refusal.code == "PH001" && refusal.message.starts_with("outcome: "), "{}", refusal.message);
     }
     for queue in ["''", "null", "repeat('x', 201)", "E'a\\nb'"] {
         let refusal = s.refused(&format!("select posthouse.set_queue({queue}, '0')")).await;

@@ -34,6 +34,8 @@ use posthouse_bench::options::Scenario;
 LONG SCENARIOS, only if they are named, or with --all:
   rates               tokens per minute behind a gate, as a simulated provider counts them; needs some minutes
   backlog             claims from 10,000 to 10 million waiting jobs; needs some minutes and 10 GB
+  retention           claims and settles beside 20 million archived jobs, half of which are being deleted; needs 10 GB
+  drop-partition      enqueues and settles while a partition of 10 million jobs is dropped under a reader's eyes
   pinned-snapshot     a steady load for 10 minutes, three times, while somebody else holds a snapshot; needs half an hour
 
 EXAMPLES:

@@ -23,7 +23,7 @@ pub(crate) use dead::{Dead, DeadChoice, DeadList, Purge, Redrive};
 pub(crate) use enqueue::Enqueue;
 pub(crate) use gate::{Closing, Exact, Gate, GateApply, GateSet, Limit};
 pub(crate) use job::{Filter, Job, JobList, JobWait, Page};
-pub(crate) use queue::{FairBy, Queue, QueueSet, Retention};
+pub(crate) use queue::{FairBy, Queue, QueueSet};
 pub(crate) use run::{Demo, Dev, ExecKind, STOP_AT_EOF, Work};
 pub(crate) use sim::Sim;
 pub(crate) use tenant::{Tenant, TenantSet};

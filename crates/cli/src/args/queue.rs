@@ -1,8 +1,12 @@
 //! The arguments of `posthouse queue`.
 
+use std::time::Duration;
+
 use clap::{Args, Subcommand, ValueEnum};
+use posthouse::store::Retention;
 
 use super::gate::Closing;
+use super::time::duration;
 
 pub(super) const LONG: &str = "Look at the settings of queues, change them, pause and resume queues.
 
@@ -10,7 +14,8 @@ A queue needs no settings: it is there as soon as a job is put into it.";
 
 pub(super) const EXAMPLES: &str = "EXAMPLES:
   posthouse queue list
-  posthouse queue set mail --retention 0
+  posthouse queue set mail --retention 30d --retention-failed 1y
+  posthouse queue set '*' --retention 90d
   posthouse queue set chats --serial-by conversation
   posthouse queue pause mail --for 1h
   posthouse queue resume mail";
@@ -41,13 +46,16 @@ pub(crate) enum Queue {
 
 /// Change the settings of a queue
 ///
-/// With --retention 0 it keeps no history: ten minutes after a job was done or cancelled nothing is left of it, neither payload
-/// nor result, and until then no more than `posthouse job wait` needs. Failed jobs are kept all the same. It counts for jobs
-/// that end from now on. With --serial-by FIELD those of a tenant's jobs that share this field of their payload run one at a time, in
+/// --retention says for how long jobs are kept after they are done or cancelled; those that failed are kept for ever unless
+/// --retention-failed says otherwise. A time counts for jobs that have ended already, too: they are deleted within a sixteenth of it
+/// after it is over, a day at most. `0` keeps no history: ten minutes after a job was done or cancelled nothing is left of it, neither
+/// payload nor result, and until then no more than `posthouse job wait` needs. `forever` is as it comes; `default` is what is set for
+/// the queue '*', which stands for all that have no time of their own. With --serial-by FIELD those of a tenant's jobs that share this field of their payload run one at a time, in
 /// order, across retries; it counts for jobs that are put in from now on. What is left out stays as it is.
 #[derive(Debug, Args)]
 #[command(after_long_help = "EXAMPLES:
-  posthouse queue set mail --retention 0
+  posthouse queue set mail --retention 30d --retention-cancelled 7d --retention-failed 1y
+  posthouse queue set metrics --retention 0
   posthouse queue set chats --serial-by conversation
   posthouse queue set chats --serial-by none --fair-by tokens")]
 pub(crate) struct QueueSet {
@@ -62,9 +70,15 @@ pub(crate) struct QueueSet {
 #[derive(Debug, Args)]
 #[group(required = true, multiple = true)]
 pub(crate) struct QueueChanges {
-    /// For how long done and cancelled jobs are kept
-    #[arg(long, value_enum, ignore_case = true)]
+    /// For how long done jobs are kept, and cancelled ones without a time of their own: such as 30d, 0, forever, default
+    #[arg(long, value_name = "TIME", value_parser = retention)]
     pub(crate) retention: Option<Retention>,
+    /// For how long cancelled jobs are kept; default: as done ones
+    #[arg(long, value_name = "TIME", value_parser = retention)]
+    pub(crate) retention_cancelled: Option<Retention>,
+    /// For how long failed jobs are kept, the dead letters
+    #[arg(long, value_name = "TIME", value_parser = retention)]
+    pub(crate) retention_failed: Option<Retention>,
     /// The field of the payload that jobs share which run one at a time; `none`: jobs run as they come
     #[arg(long, value_name = "FIELD")]
     pub(crate) serial_by: Option<String>,
@@ -81,13 +95,14 @@ pub(crate) enum FairBy {
     Tokens,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Retention {
-    /// Not at all, but for ten minutes
-    #[value(name = "0")]
-    Zero,
-    /// Until somebody deletes them, as it comes
-    Forever,
+/// A time to keep jobs.
+fn retention(text: &str) -> Result<Retention, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "0" => Ok(Retention::For(Duration::ZERO)),
+        "forever" => Ok(Retention::Forever),
+        "default" => Ok(Retention::Default),
+        _ => duration(text).map(Retention::For).map_err(|error| format!("{error}; or 0, forever, default")),
+    }
 }
 
 /// Keep a queue's jobs from running

@@ -170,7 +170,7 @@ impl Kind {
         {
             return Err(ConfigError::new(
                 place,
-                "llm.chat takes the request as the payload; it can only set model, temperature, max_output_tokens, max_attempts, on_truncated and on_context_length",
+                "llm.chat takes the request as the payload; it can only set model, temperature, max_output_tokens, max_attempts, drop_payload, on_truncated and on_context_length",
             ));
         }
         if self.user.is_none() && name != crate::prompt_kind::SUMMARIZE && name != crate::prompt_kind::CHAT {

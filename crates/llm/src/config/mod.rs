@@ -227,6 +227,10 @@ pub struct Kind {
     pub max_output_tokens: Option<u64>,
     /// The most attempts a job of this kind gets, where that is less than the job's own number.
     pub max_attempts: Option<u32>,
+    /// Whether the payload of a job goes when it is done or cancelled, where nobody needs it any more. A dead letter keeps it, so
+    /// that it can be redriven. Default `false`.
+    #[serde(default)]
+    pub drop_payload: bool,
     /// What to do with a text cut by the token limit. Default `accept`: it is stored, marked `truncated`.
     /// JSON answers and empty ones always fail.
     #[serde(default)]
