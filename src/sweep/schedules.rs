@@ -19,6 +19,7 @@ const GRACE: i64 = 60;
 const CHUNK: usize = 5_000;
 
 /// What one look at the schedules did.
+#[cfg_attr(not(feature = "testing"), expect(unreachable_pub, reason = "only tests are told"))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Round {
     /// Jobs enqueued.

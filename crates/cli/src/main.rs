@@ -27,6 +27,7 @@ mod output;
 mod payload;
 mod pretty;
 mod queue;
+mod schedule;
 mod sim;
 mod status;
 mod style;
@@ -92,6 +93,7 @@ async fn run(command: Command, global: &Global) -> Result<ExitCode> {
         Command::Queue { command } => queue::run(command, global).await,
         Command::Tenant { command } => tenant::run(command, global).await,
         Command::Gate { command } => gate::run(command, global).await,
+        Command::Schedule { command } => schedule::run(command, global).await,
         Command::Alert { command } => alert::run(command, global).await,
         Command::Sim(args) => sim::run(args, global).await,
         Command::Bench(args) => bench::run(args, global).await,

@@ -9,6 +9,7 @@ mod gate;
 mod job;
 mod queue;
 mod run;
+mod schedule;
 mod sim;
 mod tenant;
 mod time;
@@ -25,6 +26,7 @@ pub(crate) use gate::{Closing, Exact, Gate, GateApply, GateSet, Limit};
 pub(crate) use job::{Filter, Job, JobList, JobWait, Page};
 pub(crate) use queue::{FairBy, Queue, QueueSet};
 pub(crate) use run::{Demo, Dev, ExecKind, STOP_AT_EOF, Work};
+pub(crate) use schedule::{Schedule, ScheduleApply, ScheduleSet};
 pub(crate) use sim::Sim;
 pub(crate) use tenant::{Tenant, TenantSet};
 pub(crate) use usage::{By, Day, Usage};
@@ -137,6 +139,12 @@ pub(crate) enum Command {
     Gate {
         #[command(subcommand)]
         command: Gate,
+    },
+    /// Set cron rules that enqueue jobs, look at them, let them rest
+    #[command(after_long_help = schedule::EXAMPLES, long_about = schedule::LONG)]
+    Schedule {
+        #[command(subcommand)]
+        command: Schedule,
     },
     /// Look at alerts, set when they are raised, and try them
     #[command(after_long_help = alert::EXAMPLES, long_about = alert::LONG)]

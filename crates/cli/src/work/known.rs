@@ -1,5 +1,5 @@
 //! What a worker tells the database before it claims anything, so that no job slips past its gates: how models are asked, which
-//! gates kinds pass, and the gates of posthouse.toml that are not there yet.
+//! gates kinds pass, and the gates and schedules of posthouse.toml that are not there yet.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -7,11 +7,13 @@ use std::time::Duration;
 
 use posthouse::store::{Database, Store, schema_status};
 use posthouse_llm::config::gates::Gate;
+use posthouse_llm::config::schedules::Schedule;
 use posthouse_llm::{Config, Engine};
 
 use crate::failure::{Failure, Result};
 use crate::gate::Declared;
 use crate::output;
+use crate::schedule;
 use crate::style::clean;
 
 /// Between two tries to tell a database that is away.
@@ -21,24 +23,25 @@ const AGAIN: Duration = Duration::from_secs(1);
 pub(super) struct Known {
     engine: Option<Engine>,
     gates: BTreeMap<String, Gate>,
-    /// Where the gates stand.
+    schedules: BTreeMap<String, Schedule>,
+    /// Where gates and schedules stand.
     file: PathBuf,
 }
 
 impl Known {
     /// Of the engine, and of the file that is its configuration.
     pub(super) fn load(engine: Option<Engine>, file: Option<PathBuf>) -> Result<Self> {
-        let gates = match &file {
-            Some(file) => Config::load(file).map_err(|error| Failure::new(error.to_string()))?.gates,
-            None => BTreeMap::new(),
+        let config = match &file {
+            Some(file) => Config::load(file).map_err(|error| Failure::new(error.to_string()))?,
+            None => Config::default(),
         };
-        Ok(Self { engine, gates, file: file.unwrap_or_default() })
+        Ok(Self { engine, gates: config.gates, schedules: config.schedules, file: file.unwrap_or_default() })
     }
 
     /// Tells it, for as long as it takes: a database that is away is waited for, as the worker itself does. Answers with the engine,
     /// whose endpoints are from then on open and closed for the whole fleet.
     pub(super) async fn tell(self, database: &Database) -> Result<Option<Engine>> {
-        if self.engine.is_none() && self.gates.is_empty() {
+        if self.engine.is_none() && self.gates.is_empty() && self.schedules.is_empty() {
             return Ok(None);
         }
         let store = database.store("setup");
@@ -74,6 +77,13 @@ impl Known {
             )),
             set => set?,
         }
+        match self.set_schedules(store).await {
+            Err(Refusal { error, .. }) if error.sqlstate() == Some("42501") => output::note(format_args!(
+                "this worker's login may not set the schedules of {0}; somebody who may does, with `posthouse schedule apply --config {0}`",
+                clean(&self.file.display().to_string()),
+            )),
+            set => set?,
+        }
         Ok(engine)
     }
 
@@ -90,6 +100,26 @@ impl Known {
                 clean(&declared.different.join(", ")),
             ));
         }
+        Ok(())
+    }
+
+    async fn set_schedules(&self, store: &Store) -> Result<(), Refusal> {
+        if self.file.as_os_str().is_empty() {
+            return Ok(());
+        }
+        let declared = schedule::Declared::look(store, &self.schedules, &self.file).await.map_err(Refusal::plain)?;
+        for schedule in &declared.missing {
+            let set = store.set_schedule(schedule).await;
+            set.map_err(|error| Refusal { key: Some(format!("schedules.{}", schedule.name())), error })?;
+        }
+        if !declared.different.is_empty() {
+            output::note(format_args!(
+                "the database has other schedules than {} for {}; they hold, until `posthouse schedule apply --config {0}`",
+                clean(&self.file.display().to_string()),
+                clean(&declared.different.join(", ")),
+            ));
+        }
+        declared.gone.iter().for_each(|name| schedule::say_gone(name, &self.file));
         Ok(())
     }
 

@@ -12,5 +12,6 @@ mod jobs;
 mod jsonl;
 mod provider;
 mod queues;
+mod schedules;
 mod support;
 mod usage;

@@ -9,6 +9,7 @@ impl Config {
             alerts.check()?;
         }
         super::gates::check(&self.gates)?;
+        super::schedules::check(&self.schedules)?;
         if self.asks_nobody() {
             return Ok(());
         }

@@ -24,6 +24,7 @@ mod error;
 pub mod gates;
 mod mistakes;
 pub mod prices;
+pub mod schedules;
 
 use crate::secret::Secret;
 pub use error::ConfigError;
@@ -55,6 +56,9 @@ pub struct Config {
     /// is one too.
     #[serde(default)]
     pub gates: BTreeMap<String, gates::Gate>,
+    /// Cron rules that enqueue, by name. Workers set those that the database does not know yet. A file with nothing else is one too.
+    #[serde(default)]
+    pub schedules: BTreeMap<String, schedules::Schedule>,
     /// The webhook that alerts go to, and when they are raised. A file with nothing else is one too.
     pub alerts: Option<alerts::Alerts>,
     /// The folder against which file names are resolved.
@@ -345,10 +349,10 @@ impl Config {
         Ok(config)
     }
 
-    /// Whether it is about alerts or gates and about no model: a worker of it runs no prompts.
+    /// Whether it is about alerts, gates or schedules and about no model: a worker of it runs no prompts.
     #[must_use]
     pub fn asks_nobody(&self) -> bool {
-        let says_something = self.alerts.is_some() || !self.gates.is_empty();
+        let says_something = self.alerts.is_some() || !self.gates.is_empty() || !self.schedules.is_empty();
         says_something && self.providers.is_empty() && self.models.is_empty() && self.kinds.is_empty()
     }
 
