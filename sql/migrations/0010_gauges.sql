@@ -10,5 +10,5 @@ create table posthouse.gauge (
   primary key (part, counted_at)
 );
 
--- A hundredth of a core at most, each.
-insert into posthouse.sweep (name, every, pause) values ('gauges', '5 seconds', 100), ('counts', '10 seconds', 100);
+-- Less than two hundredths of a core, both together.
+insert into posthouse.sweep (name, every, pause) values ('gauges', '5 seconds', 200), ('counts', '10 seconds', 70);

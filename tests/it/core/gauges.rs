@@ -154,6 +154,21 @@ async fn the_backlog_is_exact_up_to_ten_thousand_and_then_as_counted_last() {
 }
 
 #[tokio::test]
+async fn of_very_many_jobs_a_sample_is_counted() {
+    let (_queue, s) = Queue::with_session().await;
+    let percent = "select posthouse.sample_percent('posthouse.job')";
+    s.enqueue_bulk("k", "a", 20_000).await;
+    assert_eq!(s.get::<f64>(percent).await, 100.0);
+    // As statistics of thirty million jobs would have it.
+    s.run("analyze posthouse.job; update pg_class set reltuples = 3e7 where oid = 'posthouse.job'::regclass").await;
+    let share = s.get::<f64>(percent).await;
+    assert!((33.0..34.0).contains(&share), "{share}");
+    s.run(COUNT).await;
+    let due = of_queue(&s, "queue_due_jobs", "default").await;
+    assert!((10_000.0..30_000.0).contains(&due), "{due}");
+}
+
+#[tokio::test]
 async fn every_name_is_known_to_the_library() {
     let (queue, s) = Queue::with_session().await;
     s.run("select posthouse.set_gate('model:m', max_running => 4)").await;

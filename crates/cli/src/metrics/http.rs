@@ -7,7 +7,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
-use super::Book;
+use super::book::Book;
 use super::health::readiness;
 
 /// A request is not waited for longer, nor an answer written for longer.

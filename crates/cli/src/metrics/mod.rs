@@ -4,22 +4,24 @@
 //! It runs on the runtime of the worker, so that a process whose threads all hang answers nobody, and is restarted. No request asks
 //! Postgres anything: that is done every few seconds, over a connection of its own.
 
+mod book;
 mod health;
 mod http;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::str::FromStr;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
-use posthouse::metrics::{Family, Metrics, Source};
-use posthouse::store::{Database, FleetMetrics, Store};
+use posthouse::metrics::Source;
+use posthouse::store::{Database, Store};
 use posthouse::sweep::Sweeper;
-use posthouse::worker::{Builder, Meter};
+use posthouse::worker::Builder;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
 use crate::failure::{Failure, Result};
+use book::Book;
 
 /// Between two questions to Postgres: what is due at most every five seconds is not asked for more often.
 const ASK_EVERY: Duration = Duration::from_secs(5);
@@ -27,8 +29,6 @@ const ASK_EVERY: Duration = Duration::from_secs(5);
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// An answer is not waited for longer.
 const ANSWER: Duration = Duration::from_secs(10);
-/// What was answered so long ago is not served any more.
-const STALE: Duration = Duration::from_secs(60);
 
 /// Where to listen: `9464`, on this machine only, or `ADDRESS:PORT`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,15 +48,6 @@ impl FromStr for Listen {
     }
 }
 
-/// What is served.
-struct Book {
-    metrics: Metrics,
-    meter: Meter,
-    /// The process runs a worker; if not, it only sweeps.
-    works: bool,
-    fleet: Fleet,
-}
-
 /// The server; it ends when this is dropped.
 pub(crate) struct Server {
     book: Arc<Book>,
@@ -71,11 +62,7 @@ impl Server {
         let failed = |error| Failure::new(format!("--metrics-listen {address}: {error}"));
         let listener = TcpListener::bind(address).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        let (metrics, meter, fleet) = (Metrics::default(), Meter::default(), Fleet::default());
-        metrics.add(meter.clone());
-        metrics.add(fleet.clone());
-        metrics.add(Build);
-        let book = Arc::new(Book { metrics, meter, works, fleet });
+        let book = Arc::new(Book::new(works));
         let mut tasks = JoinSet::new();
         tasks.spawn(ask(database.store("metrics").with_timeout(ANSWER), book.clone()));
         tasks.spawn(http::serve(listener, book.clone()));
@@ -119,56 +106,6 @@ async fn ask(store: Store, book: Arc<Book>) {
             }
         };
         tokio::time::sleep(pause).await;
-    }
-}
-
-/// What Postgres told last, and when.
-#[derive(Clone, Default)]
-struct Fleet(Arc<Mutex<Option<(Instant, FleetMetrics)>>>);
-
-impl Fleet {
-    fn keep(&self, fleet: FleetMetrics) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), fleet));
-    }
-
-    /// The newest answer of Postgres, if it is fresh, and how old it is.
-    fn newest(&self) -> Option<(Duration, FleetMetrics)> {
-        let told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (at, fleet) = told.as_ref()?;
-        let age = at.elapsed();
-        (age < STALE).then(|| (age, fleet.clone()))
-    }
-
-    /// Since anybody swept, as far as is known.
-    fn swept(&self) -> Option<Duration> {
-        let (age, fleet) = self.newest()?;
-        Some(fleet.sweep_age? + age)
-    }
-}
-
-impl Source for Fleet {
-    fn families(&self) -> Vec<Family> {
-        let known = self.newest();
-        let answers = known.as_ref().is_some_and(|(age, _)| *age < ASK_EVERY + ANSWER);
-        let up =
-            Family::gauge("posthouse_database_up", "1 if Postgres answered this process within 15 seconds, else 0.");
-        let mut families = vec![up.with(&[], f64::from(u8::from(answers)))];
-        if let Some((_, fleet)) = known {
-            let help = "How far the clock of Postgres is ahead of this machine's; 0 where the difference is too small to tell.";
-            families.push(Family::gauge("posthouse_clock_ahead_seconds", help).with(&[], fleet.clock_ahead));
-            families.extend(fleet.families);
-        }
-        families
-    }
-}
-
-/// Which program this is.
-struct Build;
-
-impl Source for Build {
-    fn families(&self) -> Vec<Family> {
-        let info = Family::gauge("posthouse_build_info", "Always 1; the label says which version this process is.");
-        vec![info.with(&[("version", env!("CARGO_PKG_VERSION"))], 1.0)]
     }
 }
 

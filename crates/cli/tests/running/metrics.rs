@@ -220,6 +220,20 @@ async fn a_sweeper_serves_them_too() {
 }
 
 #[tokio::test]
+async fn a_worker_beside_which_nobody_sweeps_is_not_ready() {
+    let queue = Queue::new().await;
+    let worker =
+        Running::start(&mut queue.command(&["work", "--no-sweep", "--metrics-listen", "0", "--exec", "k=true"]));
+    let page = Page::of(&worker);
+    let reason = || page.get("/readyz").json()["reason"].as_str().unwrap_or_default().to_owned();
+    eventually("only the sweep is missing", || reason() == "sweep: nobody has swept yet");
+    let _sweeper = Running::start(&mut queue.command(&["work", "--sweep-only"]));
+    eventually("it is ready", || page.get("/readyz").status == 200);
+    let sweep = &page.get("/readyz").json()["checks"]["sweep"]["detail"];
+    assert!(sweep["own_age_ms"].is_null() && sweep["fleet_age_ms"].is_number(), "{sweep}");
+}
+
+#[tokio::test]
 async fn a_port_that_is_taken_or_none_is_refused() {
     let queue = Queue::new().await;
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
