@@ -132,6 +132,8 @@ pub(super) fn work(url: &str, journal: &Journal, arguments: &[&str]) -> Program 
     if !arguments.contains(&"--poll-ms") {
         command.args(["--poll-ms", "200"]);
     }
+    // As on a terminal.
+    command.env("POSTHOUSE_LOG_FORMAT", "text");
     for variable in ["POSTHOUSE_LEASE_MS", "POSTHOUSE_LISTEN_URL", "POSTHOUSE_LOG"] {
         command.env_remove(variable);
     }
