@@ -10,14 +10,13 @@ use tokio_postgres::GenericClient;
 
 use crate::error::{Error, Result};
 use crate::job::{DedupeFor, DedupePolicy, Enqueued, Job, NewJob};
-use crate::store::{
-    self, Database, DeadFilter, JobFilter, JobRecord, QueueHealth, QueueSettings, Reason, Store, WorkerRecord,
-};
+use crate::store::{self, Database, JobFilter, JobRecord, QueueHealth, QueueSettings, Reason, Store, WorkerRecord};
 use crate::trace::{self, Parent, Span};
 
 mod alert;
 mod gate;
 mod gather;
+mod operate;
 mod schedule;
 mod usage;
 
@@ -175,16 +174,6 @@ impl Posthouse {
     /// Run a job again, or sooner: one that waits for its time, one that failed, one that was cancelled.
     pub async fn retry(&self, id: i64) -> Result<String> {
         self.store.retry(id).await
-    }
-
-    /// Put up to `max_jobs` dead letters back into line, oldest first. Answers how many.
-    pub async fn redrive(&self, filter: &DeadFilter, max_jobs: u32) -> Result<i64> {
-        self.store.redrive(filter, max_jobs).await
-    }
-
-    /// Remove up to `max_jobs` dead letters for good, oldest first. Answers how many.
-    pub async fn purge(&self, filter: &DeadFilter, max_jobs: u32) -> Result<i64> {
-        self.store.purge(filter, max_jobs).await
     }
 
     /// Why a job is where it is, and what would move it.

@@ -1,4 +1,6 @@
--- What people do to jobs: cancel, retry, redrive, explain.
+-- What people do to jobs: cancel them, retry them, give them another priority; one, or all that a filter names.
+--
+-- What works on many does so in batches: a call is one transaction, looks at a bounded number of jobs, and answers where to go on.
 
 -- Cancel a job: one in line at once, a running one by telling its worker. Answers with its state now: `cancelled`, `running`
 -- (its worker has been told), or the final state it had reached before.
@@ -34,34 +36,51 @@ begin
   return 'cancelled';
 end $$;
 
--- Put a job that is no longer live back into line, its attempts counted from 0, its history and fence kept.
-create or replace function posthouse.revive(id bigint, lane bigint, created_at timestamptz, fence int, max_attempts int,
-  timeout_ms bigint, errors jsonb, tokens int) returns void
+-- Put a cancelled job back into line, due now, its attempts counted from 0, its history and fence kept. False: it is none.
+create or replace function posthouse.revive_cancelled(job_id bigint, asked_by text) returns boolean
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 as $$
 declare
-  to_lane bigint := posthouse.wake_lane(lane, clock_timestamp());
+  a posthouse.archive;
+  t posthouse.tombstone;
+  to_lane bigint;
 begin
-  if not posthouse.bring_home(id) then
-    raise exception using errcode = 'PH004', message = format('job %s: its payload was dropped when it ended, so it cannot run again', id),
+  select x.* into a from posthouse.archive x where x.id = job_id and x.state = 'cancelled' for update;
+  if a.id is null then
+    -- While it has its tombstone it has its payload too: both go in one transaction.
+    select x.* into t from posthouse.tombstone x where x.id = job_id and x.state = 'cancelled' for update;
+    if t.id is null then
+      return false;
+    end if;
+    a.id := t.id; a.lane_id := t.lane_id; a.created_at := t.created_at; a.fence := t.fence; a.max_attempts := t.max_attempts;
+    a.timeout_ms := t.timeout_ms; a.tokens := t.tokens; a.attempt := t.attempt;
+  end if;
+  if not posthouse.bring_home(job_id) then
+    raise exception using errcode = 'PH004', message = format('job %s: its payload was dropped when it ended, so it cannot run again', job_id),
       hint = 'Enqueue it anew.';
   end if;
+  delete from posthouse.archive x where x.id = job_id;
+  delete from posthouse.tombstone x where x.id = job_id;
+  to_lane := posthouse.wake_lane(a.lane_id, clock_timestamp());
   insert into posthouse.attempt (job_id, fence, attempt, worker, host, started_at, ended_at, class, error, detail, usage)
-  select revive.id, e.fence, e.attempt, e.worker, e.host, e.started_at, e.ended_at, e.class, e.error, e.detail, e.usage
-  from jsonb_populate_recordset(null::posthouse.attempt, coalesce(errors, '[]')) e
+  select a.id, e.fence, e.attempt, e.worker, e.host, e.started_at, e.ended_at, e.class, e.error, e.detail, e.usage
+  from jsonb_populate_recordset(null::posthouse.attempt, coalesce(a.errors, '[]')) e
   on conflict do nothing;
   insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, timeout_ms, keyed, fence, errors, tokens)
-  values (revive.id, to_lane, clock_timestamp(), revive.created_at, revive.max_attempts, revive.timeout_ms, false, revive.fence,
-    jsonb_array_length(coalesce(revive.errors, '[]')), revive.tokens);
+  values (a.id, to_lane, clock_timestamp(), a.created_at, a.max_attempts, a.timeout_ms, false, a.fence,
+    jsonb_array_length(coalesce(a.errors, '[]')), a.tokens);
+  perform posthouse.note_redriven(a.id, asked_by, 'cancelled', a.attempt, a.fence, a.errors -> -1 ->> 'class', a.errors -> -1 ->> 'error',
+    '{}', null);
   perform posthouse.notify_queue(l.queue) from posthouse.lane l where l.id = to_lane;
+  return true;
 end $$;
 
 -- Run a job again, or sooner: one that waits for its time is due now, one that failed or was cancelled goes back into line.
 -- A running or done one is refused (PH004).
-create or replace function posthouse.retry(job_id bigint) returns text
+create or replace function posthouse.retry(job_id bigint, asked_by text default null) returns text
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -69,23 +88,17 @@ set enable_bitmapscan = off
 as $$
 declare
   j posthouse.job;
-  a posthouse.archive;
-  t posthouse.tombstone;
+  back record;
   state text;
 begin
-  if posthouse.redrive(array[job_id]) = 1 then
+  select r.* into back from posthouse.redrive_batch(array[job_id], '{}', null, null, asked_by) r;
+  if back.changed = 1 or posthouse.revive_cancelled(job_id, asked_by) then
     return 'queued';
-  end if;
-  delete from posthouse.archive x where x.id = job_id and x.state = 'cancelled' returning * into a;
-  if found then
-    perform posthouse.revive(a.id, a.lane_id, a.created_at, a.fence, a.max_attempts, a.timeout_ms, a.errors, a.tokens);
-    return 'queued';
-  end if;
-  -- While it has its tombstone it has its payload too: both go in one transaction.
-  delete from posthouse.tombstone x where x.id = job_id and x.state = 'cancelled' returning * into t;
-  if found then
-    perform posthouse.revive(t.id, t.lane_id, t.created_at, t.fence, t.max_attempts, t.timeout_ms, null, t.tokens);
-    return 'queued';
+  elsif back.refused <> '[]' then
+    raise exception using errcode = 'PH004', message = format('job %s: %s', job_id, back.refused -> 0 ->> 'error'), hint = 'Enqueue it anew.';
+  elsif back.busy > 0 then
+    raise exception using errcode = 'PH004', message = format('job %s: somebody else redrives or purges it just now', job_id),
+      hint = 'Look what became of it, and try again.';
   end if;
   select x.* into j from posthouse.job x where x.id = job_id and x.state = 'queued' for update;
   if j.id is not null then
@@ -103,223 +116,128 @@ begin
     hint = case state when 'done' then 'Enqueue it anew if you want a second answer.' else 'Cancel it first, or wait.' end;
 end $$;
 
--- Put dead letters back into line, by id or by filter, oldest first, at most `max_jobs` at once. Attempts are counted from 0,
--- every error so far is kept. Answers how many.
-create or replace function posthouse.redrive(ids bigint[] default null, queue text default null, kind text default null,
-  tenant text default null, max_jobs int default 1000) returns bigint
+-- Cancel jobs that are queued, running or waiting: see posthouse.cancel. `filter` and the answer: see posthouse.find_jobs.
+create or replace function posthouse.cancel_many(filter jsonb, max_jobs int default 500, after jsonb default null,
+  out changed bigint, out busy bigint, out refused jsonb, out next jsonb)
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 as $$
 declare
-  d posthouse.dead_letter;
-  n bigint := 0;
-begin
-  for d in
-    select x.* from posthouse.dead_letter x join posthouse.lane l on l.id = x.lane_id
-    where (redrive.ids is null or x.id = any(redrive.ids))
-      and (redrive.queue is null or l.queue = redrive.queue)
-      and (redrive.kind is null or l.kind = redrive.kind)
-      and (redrive.tenant is null or l.tenant = redrive.tenant)
-    order by x.failed_at, x.id limit greatest(max_jobs, 0) for update of x skip locked
-  loop
-    delete from posthouse.dead_letter x where x.id = d.id;
-    perform posthouse.revive(d.id, d.lane_id, d.created_at, d.fence, d.max_attempts, d.timeout_ms, d.errors, d.tokens);
-    n := n + 1;
-  end loop;
-  return n;
-end $$;
-
--- Remove dead letters and their payloads for good. Answers how many.
-create or replace function posthouse.purge(ids bigint[] default null, queue text default null, kind text default null,
-  tenant text default null, max_jobs int default 1000) returns bigint
-language sql
-set search_path = pg_catalog, pg_temp
-as $$
-  with chosen as materialized (
-    select x.id from posthouse.dead_letter x join posthouse.lane l on l.id = x.lane_id
-    where (purge.ids is null or x.id = any(purge.ids))
-      and (purge.queue is null or l.queue = purge.queue)
-      and (purge.kind is null or l.kind = purge.kind)
-      and (purge.tenant is null or l.tenant = purge.tenant)
-    order by x.failed_at, x.id limit greatest(max_jobs, 0) for update of x skip locked
-  ), gone as (
-    delete from posthouse.dead_letter x where x.id in (select c.id from chosen c) returning x.id
-  ), spare as (
-    delete from posthouse.spare_payload p where p.id in (select g.id from gone g)
-  ), bare as (
-    delete from posthouse.payload p where p.id in (select g.id from gone g)
-  )
-  select count(*) from gone
-$$;
-
--- Which gates hold a job back, and until when (null: until somebody opens it, or a job of it ends): one row a gate. With
--- `closed_only` those that are closed, not those that are full.
-create or replace function posthouse.held_by(job posthouse.job, closed_only boolean) returns table (reason text, until timestamptz)
-language plpgsql stable
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-as $$
-#variable_conflict use_column
-declare
-  insteads text[];
-  gate_ids bigint[];
-  members text[];
-  look record;
-  g posthouse.gate;
-  s posthouse.gate_state;
-  now_at timestamptz := clock_timestamp();
-  today date := now_at at time zone 'UTC';
-  first bigint := floor(extract(epoch from now_at)) - 61;
-  name text;
-  before bigint;                      -- a job that runs first
-begin
-  if exists (select from posthouse.gate x where x.when_spent like 'model:%') then
-    insteads := posthouse.models_instead(array[job.lane_id]);
-  end if;
-  select array_agg(x.gate_id order by x.gate_id, x.member), array_agg(x.member order by x.gate_id, x.member) into gate_ids, members
-  from (select distinct o.gate_id, o.member from posthouse.gates_of(array[job.lane_id], insteads) o) x;
-  if gate_ids is null then
-    return;
-  end if;
-  select * into look from posthouse.look_at_gates(gate_ids, members, array_fill(1, array[cardinality(gate_ids)]), now_at);
-  for i in 1 .. cardinality(gate_ids) loop
-    g := look.gates[i];
-    s := look.states[i];
-    name := 'gate ' || g.name || case when members[i] <> '' then format(' (%s)', members[i]) else '' end;
-    until := nullif(look.untils[i], 'infinity');
-    if g.name like 'serial:%' then
-      continue when closed_only;
-      select coalesce(
-        (select x.id from unnest(s.job_ids, s.fences) u(id, fence) join posthouse.job x on x.id = u.id and x.fence = u.fence limit 1),
-        (select x.id
-         from posthouse.lane l join posthouse.lane k on k.queue = l.queue and k.tenant = l.tenant and k.serial = l.serial
-         join posthouse.job x on x.lane_id = k.id and x.state = 'queued' and x.run_at <= now_at
-         where l.id = job.lane_id order by x.run_at, x.id limit 1)) into before;
-      continue when before is null or before = job.id;
-      until := null;
-      reason := format('job %s, which shares its value %s, runs first', before, to_jsonb(split_part(members[i], chr(31), 2)));
-      return next;
-      continue;
-    end if;
-    reason := case
-      when g.closed_until > now_at then format('%s is closed %s', name,
-        case g.closed_by when 'person' then 'by a person' when 'provider' then 'by its provider' when 'breaker' then 'since it failed too often'
-          when 'quota' then 'since its account is empty' else 'by ' || g.closed_by end)
-        || case when g.closed_until = 'infinity' then ', until somebody opens it' else '' end || coalesce(': ' || nullif(g.closed_reason, ''), '')
-      when look.rooms[i] <= 0 and g.probe_until > now_at and g.closed_by in ('provider', 'breaker')
-        then format('%s was closed%s; job %s tries it first', name, coalesce(': ' || nullif(g.closed_reason, ''), ''), g.probe_job)
-      when closed_only then null
-      when look.rooms[i] <= 0 and cardinality(s.job_ids) >= g.max_running
-        then format('%s is full: %s of %s run', name, cardinality(s.job_ids), g.max_running)
-      when look.spent[i] and g.when_spent in ('hold', 'fail') then
-        format('the budget of %s is spent: ', name)
-        || case when s.spent_month >= g.money_per_month and s.month = date_trunc('month', today)::date
-             then format('%s of %s for this month', s.spent_month, g.money_per_month)
-             else format('%s of %s for today', s.spent_day, g.money_per_day) end
-        || case when g.when_spent = 'fail' then '; its jobs fail when they are claimed' else '' end
-      when look.rooms[i] <= 0 and num_nonnulls(g.requests_per_minute, g.tokens_per_minute) = 0
-        then name || ' has just opened, and jobs follow one after the other'
-      when look.rooms[i] <= 0 then name || ' is at its rate: ' || concat_ws(', ',
-        posthouse.sum_since(s.seconds, s.requests::bigint[], first) || ' of ' || g.requests_per_minute || ' requests',
-        posthouse.sum_since(s.seconds, s.tokens, first) || ' of ' || g.tokens_per_minute || ' tokens') || ' in the last minute'
-    end;
-    if reason is not null then
-      return next;
-    end if;
-  end loop;
-end $$;
-
--- Why a job is where it is, and what would move it: one row a reason.
-create or replace function posthouse.explain(job_id bigint)
-returns table (state text, reason text, until timestamptz)
-language plpgsql stable
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-as $$
-#variable_conflict use_column
-declare
+  f posthouse.job_filter := posthouse.parse_filter(filter, '{queued,running,waiting}', '{queued,running,waiting}');
+  picked bigint[];
   j posthouse.job;
-  l posthouse.lane;
-  w posthouse.worker;
-  ahead bigint;
-  is_held boolean := false;
-  frank boolean := true;
+  lanes bigint[] := '{}';
+  workers uuid[] := '{}';
 begin
-  if session_user <> current_user then
-    perform posthouse.check_job_login(job_id);
-    frank := posthouse.sees_all();
-  end if;
-  select * into j from posthouse.job x where x.id = job_id;
-  if j.id is null then
-    return query
-      select 'failed', format('failed after attempt %s of %s: %s', d.attempt, d.max_attempts, d.error), null::timestamptz
-      from posthouse.dead_letter d where d.id = job_id
-      union all
-      select a.state::text, format('%s at %s, in attempt %s', a.state, a.finished_at, a.attempt), null
-      from posthouse.archive a where a.id = job_id
-      union all
-      select t.state::text, format('%s at %s, in attempt %s; its queue keeps no history', t.state, t.finished_at, t.attempt),
-        t.finished_at + interval '10 minutes'
-      from posthouse.tombstone t where t.id = job_id;
-    if not found then
-      raise exception using errcode = 'PH003', message = format('job %s: there is no such job', job_id);
+  select p.ids, p.next into picked, next from posthouse.pick_jobs(f, posthouse.check_batch(max_jobs), after) p;
+  changed := 0;
+  refused := '[]';
+  for j in select x.* from posthouse.job x where x.id = any(picked) order by x.id for update skip locked loop
+    picked := array_remove(picked, j.id);
+    continue when not j.state::text = any(f.states);
+    if j.state = 'running' then
+      continue when j.cancel_asked;
+      update posthouse.job x set cancel_asked = true where x.id = j.id;
+      workers := workers || j.worker;
+    else
+      perform posthouse.archive_job(j, 'cancelled', null, null);
+      lanes := lanes || j.lane_id;
     end if;
-    return;
-  end if;
-  state := j.state::text;
-  select * into l from posthouse.lane x where x.id = j.lane_id;
-  if j.state = 'running' then
-    select * into w from posthouse.worker x where x.id = j.worker;
-    until := posthouse.lease_end(w);
-    reason := case
-      when w.id is null or w.dead_at is not null then format('its worker %s is lost; the next sweep takes the job back', j.worker)
-      when until <= clock_timestamp() then format('the lease of its worker %s pid %s is over; the next sweep takes the job back', w.host, w.pid)
-      when j.cancel_asked then format('it was asked to cancel; worker %s pid %s hears of it at its next heartbeat', w.host, w.pid)
-      else format('attempt %s of %s runs on worker %s pid %s since %s', j.attempt, j.max_attempts, w.host, w.pid, j.started_at) end;
-    return next;
-    return;
-  end if;
-  if j.run_at > clock_timestamp() then
-    reason := 'not due yet' || case when j.reason is not null then ': ' || j.reason else '' end;
-    until := j.run_at;
-    return next;
-  end if;
-  -- What others used of a gate that a tenant shares with them is not for him. Of gates `tenant:…` a job passes its own only.
-  for reason, until in
-    select case when frank or h.reason ~ '^((the budget of )?gate tenant:|job [0-9]+, which shares)' then h.reason else 'a gate that it shares with others holds it back' end, h.until
-    from posthouse.held_by(j, j.run_at > clock_timestamp()) h
-  loop
-    is_held := true;
-    return next;
+    changed := changed + 1;
   end loop;
-  until := null;
-  if not exists (select from posthouse.worker x where x.dead_at is null and posthouse.lease_end(x) > clock_timestamp()
-                 and l.queue = any(x.queues) and l.kind = any(x.kinds)) then
-    reason := format('no live worker serves kind %s on queue %s', quote_ident(l.kind), quote_ident(l.queue));
-    return next;
-  elsif j.run_at <= clock_timestamp() and not is_held then
-    select count(*) into ahead from (
-      select from posthouse.job x where x.lane_id = j.lane_id and x.state = 'queued' and (x.run_at, x.id) < (j.run_at, j.id) limit 100000) x;
-    reason := format('waits for a free slot: %s jobs of its tenant and kind are before it', ahead);
-    return next;
+  select count(*) into busy from posthouse.job x where x.id = any(picked);
+  perform pg_notify('posthouse_cancel', w::text) from (select distinct w from unnest(workers) w) w;
+  perform posthouse.free_serial(l) from (select distinct l from unnest(lanes) l) l;
+end $$;
+
+-- Run jobs again, or sooner: see posthouse.retry. Those that wait for their time and those that failed, and, if the filter names
+-- that state, cancelled ones.
+create or replace function posthouse.retry_many(filter jsonb, max_jobs int default 500, after jsonb default null,
+  asked_by text default null, out changed bigint, out busy bigint, out refused jsonb, out next jsonb)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+  f posthouse.job_filter := posthouse.parse_filter(filter, '{queued,failed,cancelled}', '{queued,failed}');
+  picked bigint[];
+  j posthouse.job;
+  one bigint;
+  failure text;
+begin
+  select p.ids, p.next into picked, next from posthouse.pick_jobs(f, posthouse.check_batch(max_jobs), after) p;
+  changed := 0;
+  busy := 0;
+  refused := '[]';
+  if 'failed' = any(f.states) then
+    select r.changed, r.busy, r.refused into changed, busy, refused from posthouse.redrive_batch(picked, '{}', null, null, asked_by) r;
+  end if;
+  if 'cancelled' = any(f.states) then
+    foreach one in array picked loop
+      begin
+        changed := changed + posthouse.revive_cancelled(one, asked_by)::int;
+      exception when sqlstate 'PH004' then
+        get stacked diagnostics failure = message_text;
+        refused := refused || jsonb_build_object('id', one, 'error', failure);
+      end;
+    end loop;
+  end if;
+  if 'queued' = any(f.states) then
+    for j in select x.* from posthouse.job x where x.id = any(picked) order by x.id for update skip locked loop
+      picked := array_remove(picked, j.id);
+      continue when j.state <> 'queued' or j.run_at <= clock_timestamp();
+      perform posthouse.requeue_job(j, clock_timestamp(), false, false, 'retry asked for');
+      perform posthouse.free_serial(j.lane_id);
+      changed := changed + 1;
+    end loop;
+    select busy + count(*) into busy from posthouse.job x where x.id = any(picked) and x.state = 'queued' and x.run_at > clock_timestamp();
   end if;
 end $$;
 
--- The kinds with due jobs of a queue and tenant that no live worker serves.
-create or replace function posthouse.unserved_kinds(queue text, tenant text) returns text[]
-language plpgsql stable
+-- Give queued jobs another priority: they stand in line as if they had been enqueued with it, at their place by run_at.
+create or replace function posthouse.reprioritise_many(filter jsonb, priority int, max_jobs int default 500, after jsonb default null,
+  out changed bigint, out busy bigint, out refused jsonb, out next jsonb)
+language plpgsql
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
+#variable_conflict use_column
+declare
+  f posthouse.job_filter := posthouse.parse_filter(filter, '{queued}', '{queued}');
+  picked bigint[];
+  moved bigint[];
+  r record;
+  to_lane bigint;
+  floor_at timestamptz;
 begin
-  return (
-    select coalesce(array_agg(distinct l.kind), '{}') from posthouse.lane l
-    where l.queue = unserved_kinds.queue and l.tenant = unserved_kinds.tenant
-      and (session_user = current_user or posthouse.sees_all() or l.tenant = posthouse.own_tenant())
-      and exists (select from posthouse.job j where j.lane_id = l.id and j.state = 'queued' and j.run_at <= clock_timestamp())
-      and not exists (select from posthouse.worker w where w.dead_at is null and posthouse.lease_end(w) > clock_timestamp()
-                      and l.queue = any(w.queues) and l.kind = any(w.kinds)));
+  if priority is null then
+    raise exception using errcode = 'PH001', message = 'priority: must not be null; smaller runs first';
+  end if;
+  select p.ids, p.next into picked, next from posthouse.pick_jobs(f, posthouse.check_batch(max_jobs), after) p;
+  refused := '[]';
+  moved := array(select x.id from posthouse.job x where x.id = any(picked) and x.state = 'queued' order by x.id for update skip locked);
+  changed := 0;
+  -- Held against posthouse.advance_floors, so that no job lands behind a floor that moves meanwhile.
+  perform pg_advisory_xact_lock_shared(1346912000, 2);
+  for r in
+    select l.id, l.queue, l.tenant, l.kind, l.gates, l.serial, array_agg(x.id) as ids, min(x.run_at) as due
+    from posthouse.job x join posthouse.lane l on l.id = x.lane_id
+    where x.id = any(moved) and l.priority <> reprioritise_many.priority
+    group by l.id order by l.id
+  loop
+    to_lane := posthouse.lane_for(r.queue, reprioritise_many.priority, r.tenant, r.kind, r.gates, r.serial, r.due);
+    select max(x.floor_at) into floor_at from posthouse.lane_floor x where x.lane_id = to_lane;
+    update posthouse.job x set lane_id = to_lane, run_at = greatest(x.run_at, floor_at) where x.id = any(r.ids);
+    perform posthouse.free_serial(r.id);
+    if r.due <= clock_timestamp() then
+      perform posthouse.notify_queue(r.queue);
+    end if;
+    changed := changed + cardinality(r.ids);
+  end loop;
+  select count(*) into busy from posthouse.job x join posthouse.lane l on l.id = x.lane_id
+  where x.id = any(picked) and x.id <> all(moved) and x.state = 'queued' and l.priority <> reprioritise_many.priority;
 end $$;

@@ -211,6 +211,7 @@ begin
     when 'shares' then perform posthouse.make_shares();
     when 'folds' then perform posthouse.fold();
     when 'usage' then perform posthouse.fold_usage();
+    when 'redrives' then perform posthouse.forget_redrives();
     when 'partitions' then perform posthouse.partitions_ahead();
     when 'expire' then more := posthouse.expire();
     when 'analyze' then perform posthouse.analyze_parents();
@@ -235,7 +236,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
   -- Floors come last, since they hold off whoever gives jobs back to the front of the line until the end of this transaction.
-  parts constant text[] := array['stragglers', 'dedupe', 'depths', 'gates', 'shares', 'folds', 'usage', 'partitions', 'analyze', 'tombstones', 'expire', 'watch', 'alerts', 'gauges', 'counts', 'floors'];
+  parts constant text[] := array['stragglers', 'dedupe', 'depths', 'gates', 'shares', 'folds', 'usage', 'redrives', 'partitions', 'analyze', 'tombstones', 'expire', 'watch', 'alerts', 'gauges', 'counts', 'floors'];
   one text;
   began timestamptz;
   left_some boolean;

@@ -45,6 +45,12 @@ const MIGRATIONS: &[Migration] = &[
         sql: include_str!("../../sql/migrations/0006_retention.sql"),
     },
     Migration {
+        version: 7,
+        name: "operate",
+        breaking: false,
+        sql: include_str!("../../sql/migrations/0007_operate.sql"),
+    },
+    Migration {
         version: 8,
         name: "guards",
         breaking: false,
@@ -78,6 +84,9 @@ const FUNCTIONS: &[&str] = &[
     include_str!("../../sql/functions/38_admit_calls.sql"),
     include_str!("../../sql/functions/40_lease.sql"),
     include_str!("../../sql/functions/50_operate.sql"),
+    include_str!("../../sql/functions/51_filter.sql"),
+    include_str!("../../sql/functions/52_dead_letters.sql"),
+    include_str!("../../sql/functions/55_explain.sql"),
     include_str!("../../sql/functions/60_sweep.sql"),
     include_str!("../../sql/functions/70_retention.sql"),
     include_str!("../../sql/functions/71_partitions.sql"),

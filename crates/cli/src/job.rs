@@ -5,10 +5,11 @@ mod wait;
 
 use std::process::ExitCode;
 
-use posthouse::store::{JobFilter, JobRecord, Reason, Store};
+use posthouse::store::{Action, JobFilter, JobRecord, Reason, Selection, Store};
 use serde_json::json;
 
-use crate::args::{Filter, Global, Job, JobList, Page};
+use crate::args::{Filter, Global, Job, JobChoice, JobList, JobPurge, Page};
+use crate::bulk::{self, Deed};
 use crate::connect;
 use crate::failure::{Failure, Result};
 use crate::output::{self, Grid, age, cell, when};
@@ -22,8 +23,10 @@ pub(crate) async fn run(command: Job, global: &Global) -> Result<ExitCode> {
         Job::List(args) => list(&store, args, global).await,
         Job::Show(args) => show(&store, args.id, args.full, global).await,
         Job::Wait(args) => wait::wait(&store, &args, global).await,
-        Job::Cancel { ids } => each(&store, &ids, Verb::Cancel, global).await,
-        Job::Retry { ids } => each(&store, &ids, Verb::Retry, global).await,
+        Job::Cancel(args) => many(&store, &args.choice, Verb::Cancel, global).await,
+        Job::Retry(args) => many(&store, &args.choice, Verb::Retry, global).await,
+        Job::Reprioritise(args) => reprioritise(&store, &args.choice, args.to, global).await,
+        Job::Purge(args) => purge(&store, &args, global).await,
         Job::Explain { id } => explain(&store, id, global).await,
     }
 }
@@ -75,6 +78,40 @@ pub(crate) fn more(jobs: &[JobRecord], page: &Page, command: &str) {
     if let Some(last) = jobs.last().filter(|_| jobs.len() == page.limit as usize) {
         output::note(format_args!("older ones: posthouse {command} list … --before {}", last.id));
     }
+}
+
+/// How to choose some, for whoever chose none.
+const OPTIONS: &str = "ID, --queue, --kind, --tenant, --state, --class, --error, --failed-since or --created-before";
+
+/// Does it to ids one by one, telling of each; to whatever else was chosen in batches.
+async fn many(store: &Store, choice: &JobChoice, verb: Verb, global: &Global) -> Result<ExitCode> {
+    let selection = bulk::jobs(choice, store.clock().await?);
+    if selection == Selection::of(choice.ids.clone()) && !choice.scope.dry_run {
+        return each(store, &choice.ids, verb, global).await;
+    }
+    bulk::check(&selection, "jobs", OPTIONS)?;
+    let deed = match verb {
+        Verb::Cancel => Deed { action: Action::Cancel, states: &["queued", "running", "waiting"], done: "cancelled" },
+        Verb::Retry => {
+            let action = Action::Retry { asked_by: bulk::who() };
+            Deed { action, states: &["queued", "failed"], done: "retried" }
+        }
+    };
+    bulk::run(store, selection, &choice.scope, deed, global).await
+}
+
+async fn reprioritise(store: &Store, choice: &JobChoice, priority: i32, global: &Global) -> Result<ExitCode> {
+    let selection = bulk::jobs(choice, store.clock().await?);
+    bulk::check(&selection, "jobs", OPTIONS)?;
+    let deed = Deed { action: Action::Reprioritise { priority }, states: &["queued"], done: "reprioritised" };
+    bulk::run(store, selection, &choice.scope, deed, global).await
+}
+
+async fn purge(store: &Store, args: &JobPurge, global: &Global) -> Result<ExitCode> {
+    let selection = bulk::jobs(&args.choice, store.clock().await?);
+    bulk::check(&selection, "jobs", OPTIONS)?;
+    let deed = Deed { action: Action::Purge, states: &["done", "failed", "cancelled"], done: "purged" };
+    bulk::run_if_meant(store, selection, &args.choice.scope, args.yes, "jobs", deed, global).await
 }
 
 /// What is done to each of the ids.

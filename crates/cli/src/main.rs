@@ -6,6 +6,7 @@
 mod alert;
 mod args;
 mod bench;
+mod bulk;
 mod completions;
 mod connect;
 mod db;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::poll_fn;
-use posthouse::store::{Database, DeadFilter, GateLimits, Isolation, JobFilter, isolate, migrate};
+use posthouse::store::{Database, GateLimits, Isolation, JobFilter, Selection, isolate, migrate};
 use posthouse::testing::TestDatabase;
 use posthouse::{JobError, NewJob, Outcome, Posthouse};
 use serde_json::{Value, json};
@@ -37,8 +37,8 @@ const INTERNAL: &[&str] = &[
     "usage_figures usage_numbers record_usage fold_usage",
     // 40_lease
     "take_back lost_text take_back_claim",
-    // 50_operate
-    "revive held_by",
+    // 50_operate, 51_filter, 52_dead_letters, 55_explain
+    "revive_cancelled pick_jobs who_asks note_redriven check_changes change_payload changed_lane redrive_batch move_dead dead_filter forget_redrives held_by",
     // 60_sweep, 70_retention
     "is_due take_sweep sweep_part oldest_writer advance_floors rescue_stragglers fold settle_unrecorded forget",
     // 72_schedules
@@ -471,6 +471,15 @@ impl Siege<'_> {
                     }
                 }
                 "running_jobs" => assert_eq!(s.count(&format!("posthouse.running_jobs('{worker}', 0)")).await, 0),
+                "dead_letters" => {
+                    for filter in [r#"{"tenant": "bolt"}"#, r#"{"queue": "bolts own"}"#] {
+                        assert_eq!(s.count(&format!("posthouse.dead_letters('{filter}')")).await, 0, "{filter}");
+                    }
+                    let seen = s.list::<i64>("select id from posthouse.dead_letters()").await;
+                    assert!(!seen.is_empty() && seen.iter().all(|id| !self.theirs.values().any(|theirs| theirs == id)));
+                }
+                // They look at what they are given, and at nothing else.
+                "parse_filter" | "check_batch" => {}
                 "unserved_kinds" => {
                     assert_eq!(s.get::<Vec<String>>("select posthouse.unserved_kinds('q', 'bolt')").await, [""; 0])
                 }
@@ -723,9 +732,9 @@ async fn programs_run_with_the_roles_meant_for_them() {
         }
         assert_eq!(acme.workers().await.unwrap().len(), 0);
         assert_eq!(people.workers().await.unwrap()[0].state, "live");
-        let only = DeadFilter { ids: Some(vec![dead]), ..DeadFilter::default() };
-        assert_eq!(acme.redrive(&only, 10).await.unwrap_err().sqlstate(), Some("42501"));
-        assert_eq!(people.redrive(&only, 10).await.unwrap(), 1);
+        let only = Selection { ids: Some(vec![dead]), ..Selection::default() };
+        assert_eq!(acme.redrive(&only).await.unwrap_err().sqlstate(), Some("42501"));
+        assert_eq!(people.redrive(&only).await.unwrap(), 1);
         people.set_retention("other", Some(Duration::ZERO)).await.unwrap();
         worker.end().await;
 

@@ -1,8 +1,10 @@
 //! The queue by its SQL functions, as a program in any language sees it: behaviour, races, plans, the schema itself.
 
 mod alerts;
+mod bulk;
 mod claim;
 mod cost;
+mod dead_letters;
 mod dedupe;
 mod dedupe_races;
 mod enqueue;

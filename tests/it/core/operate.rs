@@ -124,8 +124,8 @@ async fn redrive_keeps_history_and_does_nothing_twice() {
         (s.state(a[1]).await, s.state(a[2]).await, s.state(a[3]).await),
         ("queued".into(), "queued".into(), "failed".into())
     );
-    assert_eq!(redrive("").await, 7);
-    assert_eq!(redrive("").await, 0);
+    assert_eq!(redrive("kind => 'k'").await, 7);
+    assert_eq!(redrive("queue => 'default'").await, 0);
     assert_eq!(redrive(&format!("ids => '{{{}}}'", a[0])).await, 0);
     let fresh = s.count("posthouse.job where state = 'queued' and attempt = 0 and fence = 1 and worker is null and started_at is null and not cancel_asked").await;
     assert_eq!(fresh, 10);
@@ -159,7 +159,7 @@ async fn purge_removes_dead_letters_and_payloads() {
     assert_eq!(purge("tenant => 'a', max_jobs => 3").await, 3);
     assert_eq!(s.list::<i64>("select id from posthouse.dead_letter order by id limit 1").await, [a[3]]);
     assert_eq!(s.count("posthouse.payload").await, 7);
-    assert_eq!(purge("").await, 6);
+    assert_eq!(purge("kind => 'k'").await, 6);
     assert_eq!(s.count("posthouse.payload").await, 1);
     assert_eq!(s.state(a[0]).await, "");
 }
@@ -359,7 +359,7 @@ async fn a_redriven_job_leaves_its_key_to_whoever_took_it_meanwhile() {
     s.settle(worker.id, &json!([{"id": first, "fence": 1, "outcome": "fail"}])).await;
     let second = s.enqueue(key).await;
     assert_ne!(first, second);
-    assert_eq!(s.get::<i64>("select posthouse.redrive()").await, 1);
+    assert_eq!(s.get::<i64>("select posthouse.redrive(kind => 'k')").await, 1);
     assert_eq!(s.enqueued(key).await, (second, "queued".to_owned(), true));
     // The end of the first does not free the key of the second.
     let jobs = worker.claim(&s, 10).await;

@@ -276,8 +276,8 @@ async fn every_statement_of_the_store_is_understood() {
         "tidy",
         "cancel",
         "retry",
-        "redrive",
-        "purge",
+        "redrive_many",
+        "purge_many",
         "explain",
         "next_due",
         "is_empty",
@@ -422,13 +422,13 @@ async fn objects_of_others_in_the_search_path_are_not_used() {
     assert_eq!(other.claim(&s, 10).await[0].id, id);
     s.settle(other.id, &json!([{"id": id, "fence": 2, "outcome": "fail"}])).await;
     for sql in [
-        "select posthouse.redrive()".to_owned(),
+        "select posthouse.redrive(kind => 'k')".to_owned(),
         format!("select * from posthouse.explain({id})"),
         "select * from posthouse.rescue('[]')".to_owned(),
         format!("select posthouse.next_due('{}')", other.id),
         format!("select posthouse.is_empty('{}')", other.id),
         "select posthouse.tidy()".to_owned(),
-        "select posthouse.purge()".to_owned(),
+        "select posthouse.purge(kind => 'k')".to_owned(),
         "select posthouse.set_queue('k', '0')".to_owned(),
         "select * from posthouse.queues".to_owned(),
         format!("select posthouse.retire_worker('{}')", other.id),

@@ -5,6 +5,8 @@ use std::time::Duration;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
 
+use super::choice::{Filter, JobChoice, STATES};
+
 pub(super) const LONG: &str = "Look at jobs and manage them.
 
 A job is queued, running, waiting, done, failed or cancelled. Ids are what `posthouse enqueue` answered.";
@@ -13,9 +15,8 @@ pub(super) const EXAMPLES: &str = "EXAMPLES:
   posthouse job list --state failed --kind summarize
   posthouse job show 42
   posthouse job wait 42 43 --timeout 5m
-  posthouse job explain 42";
-
-const STATES: [&str; 6] = ["queued", "running", "waiting", "done", "failed", "cancelled"];
+  posthouse job explain 42
+  posthouse job cancel --queue mail --created-before 2d --dry-run";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Job {
@@ -23,30 +24,10 @@ pub(crate) enum Job {
     Show(JobShow),
     Wait(JobWait),
 
-    /// Cancel jobs
-    ///
-    /// A job in line is cancelled at once. Of a running one the worker is told; it stops the work. Exit code 1 if one of the
-    /// jobs was final already.
-    #[command(after_long_help = "EXAMPLES:
-  posthouse job cancel 42
-  posthouse job list --state queued --kind report --json | jq '.[].id' | xargs posthouse job cancel")]
-    Cancel {
-        /// The jobs
-        #[arg(required = true, value_name = "ID")]
-        ids: Vec<i64>,
-    },
-
-    /// Run jobs again, or sooner
-    ///
-    /// A job that waits for its time is due now; one that failed or was cancelled goes back into line, with its history. Exit
-    /// code 1 if one of the jobs is running or done.
-    #[command(after_long_help = "EXAMPLES:
-  posthouse job retry 42")]
-    Retry {
-        /// The jobs
-        #[arg(required = true, value_name = "ID")]
-        ids: Vec<i64>,
-    },
+    Cancel(JobCancel),
+    Retry(JobRetry),
+    Reprioritise(JobReprioritise),
+    Purge(JobPurge),
 
     /// Say why a job is where it is, and what would move it
     ///
@@ -57,6 +38,68 @@ pub(crate) enum Job {
         /// The job
         id: i64,
     },
+}
+
+/// Cancel jobs, by id or by what they have in common
+///
+/// A job in line is cancelled at once. Of a running one the worker is told; it stops the work. All conditions that are given must
+/// hold; without ids or conditions it takes --all. With ids the exit code is 1 if one of the jobs was final already.
+#[derive(Debug, Args)]
+#[command(after_long_help = "EXAMPLES:
+  posthouse job cancel 42
+  posthouse job cancel --queue mail --created-before 2d --dry-run      says which it would be
+  posthouse job cancel --queue mail --created-before 2d
+  posthouse job cancel --tenant acme --state queued")]
+pub(crate) struct JobCancel {
+    #[command(flatten)]
+    pub(crate) choice: JobChoice,
+}
+
+/// Run jobs again, or sooner, by id or by what they have in common
+///
+/// A job that waits for its time is due now; one that failed or was cancelled goes back into line, with its history. Cancelled
+/// ones must be named by id, or asked for with `--state cancelled`. With ids the exit code is 1 if one of the jobs is running or
+/// done. `posthouse dead redrive` can make changes to failed jobs, and keep a rate.
+#[derive(Debug, Args)]
+#[command(after_long_help = "EXAMPLES:
+  posthouse job retry 42
+  posthouse job retry --queue mail --class timeout
+  posthouse job retry --kind report --state cancelled --dry-run")]
+pub(crate) struct JobRetry {
+    #[command(flatten)]
+    pub(crate) choice: JobChoice,
+}
+
+/// Give queued jobs another priority
+///
+/// They stand in line as if they had been put in with it. Jobs that run keep theirs.
+#[derive(Debug, Args)]
+#[command(after_long_help = "EXAMPLES:
+  posthouse job reprioritise --to 10 --tenant acme --kind report
+  posthouse job reprioritise --to -5 42 43")]
+pub(crate) struct JobReprioritise {
+    #[command(flatten)]
+    pub(crate) choice: JobChoice,
+    /// The new priority; smaller runs first
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(crate) to: i32,
+}
+
+/// Remove jobs that are done, failed or cancelled for good
+///
+/// Payloads, results and errors go with them. Without ids it needs --yes; without that it says what it would remove, removes
+/// nothing and ends with exit code 1. Jobs that are not final must be cancelled first.
+#[derive(Debug, Args)]
+#[command(after_long_help = "EXAMPLES:
+  posthouse job purge 42
+  posthouse job purge --queue mail --state done --created-before 30d       says how many it would remove
+  posthouse job purge --queue mail --state done --created-before 30d --yes")]
+pub(crate) struct JobPurge {
+    #[command(flatten)]
+    pub(crate) choice: JobChoice,
+    /// Do it, without ids as well
+    #[arg(long)]
+    pub(crate) yes: bool,
 }
 
 /// List jobs, newest first
@@ -78,20 +121,7 @@ pub(crate) struct JobList {
     pub(crate) page: Page,
 }
 
-// What is written on these two would become the help of the commands that have them.
-#[derive(Debug, Args)]
-pub(crate) struct Filter {
-    /// Only of this queue
-    #[arg(long)]
-    pub(crate) queue: Option<String>,
-    /// Only of this kind
-    #[arg(long)]
-    pub(crate) kind: Option<String>,
-    /// Only of this tenant
-    #[arg(long)]
-    pub(crate) tenant: Option<String>,
-}
-
+// What is written on this would become the help of the commands that have it.
 #[derive(Debug, Args)]
 pub(crate) struct Page {
     /// At most so many

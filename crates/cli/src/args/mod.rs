@@ -2,6 +2,7 @@
 
 mod alert;
 mod bench;
+mod choice;
 mod db;
 mod dead;
 mod enqueue;
@@ -20,10 +21,11 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 pub(crate) use alert::{Alert, AlertList, AlertSet, Switch};
 pub(crate) use bench::Bench;
 pub(crate) use db::Db;
-pub(crate) use dead::{Dead, DeadChoice, DeadList, Purge, Redrive};
+pub(crate) use choice::{CreatedChoice, DeadChoice, DeadConditions, ErrorChoice, Filter, JobChoice, Moment, Scope};
+pub(crate) use dead::{Assignment, Changes, Dead, DeadList, Purge, Redrive};
 pub(crate) use enqueue::Enqueue;
 pub(crate) use gate::{Closing, Exact, Gate, GateApply, GateSet, Limit};
-pub(crate) use job::{Filter, Job, JobList, JobWait, Page};
+pub(crate) use job::{Job, JobList, JobPurge, JobWait, Page};
 pub(crate) use queue::{FairBy, Queue, QueueSet};
 pub(crate) use run::{Demo, Dev, ExecKind, STOP_AT_EOF, Work};
 pub(crate) use schedule::{Schedule, ScheduleApply, ScheduleSet};
@@ -230,7 +232,8 @@ mod tests {
             "posthouse enqueue --skip 3 k",
             "posthouse work --listen-url postgres://h/d --no-listen",
             "posthouse dead redrive 1 --all",
-            "posthouse dead redrive 1 --kind k",
+            "posthouse dead redrive 1 --payload {} --set a=1",
+            "posthouse job cancel 1 --all",
         ] {
             let kind = parse(line).map(|_| ()).expect_err(line).kind();
             let expected = [ErrorKind::ArgumentConflict, ErrorKind::MissingRequiredArgument];

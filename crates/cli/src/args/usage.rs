@@ -2,7 +2,7 @@
 
 use clap::{Args, ValueEnum};
 
-use super::job::Filter;
+use super::choice::Filter;
 
 /// Show tokens and money, added up by model, tenant, kind, queue or day
 ///

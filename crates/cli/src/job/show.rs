@@ -3,7 +3,8 @@
 use std::process::ExitCode;
 use std::time::SystemTime;
 
-use posthouse::store::{JobRecord, Store};
+use posthouse::store::{JobRecord, Redrive, Store};
+use serde::Serialize;
 use serde_json::Value;
 
 use crate::args::Global;
@@ -23,17 +24,28 @@ pub(crate) async fn find(store: &Store, id: i64) -> Result<JobRecord> {
     store.job(id).await?.ok_or_else(gone)
 }
 
+/// A job with what was done to it, as JSON.
+#[derive(Serialize)]
+struct Whole {
+    #[serde(flatten)]
+    job: JobRecord,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    redrives: Vec<Redrive>,
+}
+
 /// Shows a job.
 pub(crate) async fn show(store: &Store, id: i64, full: bool, global: &Global) -> Result<ExitCode> {
     let job = find(store, id).await?;
+    let redrives = store.redrives(id).await?;
     if global.json {
-        output::json(&job)?;
+        output::json(&Whole { job, redrives })?;
         return Ok(ExitCode::SUCCESS);
     }
     let now = store.clock().await?;
     facts(&job, now)?;
     let mut texts = Texts { full, is_cut: false };
     errors(&job, now, &mut texts)?;
+    lineage(&redrives, now, &mut texts)?;
     let indented = |value: &Value| pretty::indent(&value.to_string());
     texts.section("progress", job.progress.as_ref().map(indented))?;
     texts.section("usage", job.usage.as_ref().map(indented))?;
@@ -92,6 +104,33 @@ fn errors(job: &JobRecord, now: SystemTime, texts: &mut Texts) -> Result<()> {
         texts.body(error.get("error").and_then(Value::as_str).unwrap_or_default())?;
         if let Some(detail) = error.get("detail").filter(|detail| !detail.is_null()) {
             texts.body(&pretty::indent(&detail.to_string()))?;
+        }
+    }
+    Ok(())
+}
+
+/// One paragraph each time that it was put back into line after it had ended.
+fn lineage(redrives: &[Redrive], now: SystemTime, texts: &mut Texts) -> Result<()> {
+    for redrive in redrives {
+        let what = if redrive.state == "failed" { "redriven" } else { "retried" };
+        let after = match (redrive.class.as_deref(), redrive.attempt) {
+            (Some(class), attempts) => format!(" after {attempts} attempts and {}", clean(class)),
+            (None, attempts) => format!(" after {attempts} attempts"),
+        };
+        let when = when(&age(&redrive.redriven_at, now));
+        output::line(format_args!(
+            "{BOLD}{what}{BOLD:#} {when} by {}{DIM}{after}{DIM:#}",
+            clean(&redrive.redriven_by)
+        ))?;
+        for (field, change) in redrive.changes.as_object().into_iter().flatten() {
+            let line = match (change.get("from"), change.get("to")) {
+                (Some(from), Some(to)) => format!("{field}: {from} to {to}"),
+                _ => format!("{field}: {change}"),
+            };
+            texts.body(&line)?;
+        }
+        if let Some(payload) = &redrive.payload {
+            texts.body(&format!("payload before: {}", pretty::indent(payload.get())))?;
         }
     }
     Ok(())

@@ -1,7 +1,5 @@
 //! Dead letters: looked at, redriven, purged.
 
-use std::time::{Duration, Instant};
-
 use posthouse::{JobError, Outcome};
 use serde_json::json;
 
@@ -29,7 +27,7 @@ async fn they_are_listed_and_shown() {
     let text = queue.run(&["dead", "list"]).fine().stdout;
     assert!(text.contains("terminal") && text.contains("no such model"), "{text}");
     let list = queue.run(&["dead", "list", "--kind", "b", "--limit", "1", "--json"]).fine().json();
-    assert_eq!((&list[0]["id"], &list[0]["reason"]), (&json!(4), &json!("terminal")));
+    assert_eq!((&list[0]["id"], &list[0]["class"]), (&json!(4), &json!("terminal")));
     assert!(queue.run(&["dead", "show", "1"]).fine().stdout.contains("attempt 1"));
     assert_eq!(queue.run(&["dead", "show", "1", "--json"]).fine().json()["errors"][0]["error"], "no such model");
     let live = queue.enqueue(&["c"]).to_string();
@@ -41,6 +39,8 @@ async fn they_go_back_into_line_by_id_by_filter_and_all() {
     let queue = broken().await;
     queue.run(&["dead", "redrive"]).failed(2, &["ID", "--kind", "--all"]);
     queue.run(&["dead", "purge", "--yes"]).failed(2, &["ID", "--kind", "--all"]);
+    let rehearsed = queue.run(&["dead", "redrive", "--class", "terminal", "--kind", "b", "--dry-run"]).fine().stdout;
+    assert!(rehearsed.contains("2 would be redriven; nothing was changed"), "{rehearsed}");
     let one = queue.run(&["dead", "redrive", "1", "99"]).failed(1, &["job 99: there is no such job"]);
     assert_eq!(one.stdout, "1 redriven\n");
     assert_eq!(queue.run(&["dead", "redrive", "--kind", "b", "--json"]).fine().json(), json!({ "redriven": 2 }));
@@ -51,12 +51,13 @@ async fn they_go_back_into_line_by_id_by_filter_and_all() {
 }
 
 #[tokio::test]
-async fn a_rate_is_kept() {
+async fn a_rate_gives_them_times_one_after_the_other() {
     let queue = broken().await;
-    let start = Instant::now();
-    assert_eq!(queue.run(&["dead", "redrive", "--all", "--rate", "5"]).fine().stdout, "4 redriven\n");
-    // The first at once, then one every 200 ms.
-    assert!(start.elapsed() >= Duration::from_millis(600), "{:?}", start.elapsed());
+    let answer = queue.run(&["dead", "redrive", "--all", "--rate", "30/m"]).fine();
+    assert_eq!((&*answer.stdout, &*answer.stderr), ("4 redriven\n", "one becomes due every 2s\n"));
+    let apart = "select round(extract(epoch from run_at - lag(run_at) over (order by id)))::text
+      from posthouse.job order by id offset 1";
+    assert_eq!(queue.texts(apart).await, ["2", "2", "2"]);
     queue.run(&["dead", "redrive", "--all", "--rate", "0"]).failed(2, &["--rate"]);
 }
 
@@ -71,4 +72,96 @@ async fn they_are_purged_only_when_it_is_meant() {
     queue.run(&["dead", "purge", "1"]).failed(1, &["job 1: there is no such job"]);
     assert_eq!(count(&queue), 1);
     queue.run(&["job", "show", "1"]).failed(1, &["no such job"]);
+}
+
+#[tokio::test]
+async fn they_are_filtered_by_class_text_and_time_and_paged() {
+    let queue = broken().await;
+    queue.enqueue(&["c", "--tenant", "acme"]);
+    queue.work("c", || Outcome::fail(JobError::new("timeout", "no answer within 30 s"))).await;
+    let list = |arguments: &[&str]| -> Vec<i64> {
+        let found = queue.run(&[&["dead", "list", "--json"], arguments].concat()).fine().json();
+        found.as_array().unwrap().iter().map(|letter| letter["id"].as_i64().unwrap()).collect()
+    };
+    assert_eq!(list(&[]).len(), 5);
+    assert_eq!(list(&["--class", "timeout"]), [5]);
+    assert_eq!(list(&["--tenant", "acme", "--since", "1h"]), [5]);
+    assert_eq!(list(&["--error", "NO ANSWER"]), [5]);
+    assert!(list(&["--before", "1h"]).is_empty());
+    assert!(list(&["--since", "tomorrow"]).is_empty());
+    queue.run(&["dead", "list", "--since", "someday"]).failed(1, &["failed_since", "someday"]);
+    let mut seen = Vec::new();
+    let mut next = Vec::new();
+    loop {
+        let page = queue
+            .run(
+                &[&["dead", "list", "--limit", "2"][..], &next.iter().map(String::as_str).collect::<Vec<_>>()].concat(),
+            )
+            .fine();
+        seen.extend(page.stdout.lines().skip(1).map(|line| line.split_whitespace().next().unwrap().to_owned()));
+        match page.stderr.split_once("--next ") {
+            Some((_, cursor)) => next = vec!["--next".to_owned(), cursor.trim().to_owned()],
+            None => break,
+        }
+    }
+    seen.sort();
+    assert_eq!(seen, ["1", "2", "3", "4", "5"]);
+}
+
+#[tokio::test]
+async fn they_go_back_changed_and_job_show_tells_of_it() {
+    let queue = Queue::new().await;
+    queue.enqueue(&[
+        "llm.chat",
+        r#"{"model":"big","messages":[{"role":"user","content":"x"}],"seed":9007199254740993}"#,
+    ]);
+    queue.work("llm.chat", || Outcome::fail(JobError::new("context_length", "too long"))).await;
+    let answer = queue
+        .run(&[
+            "dead",
+            "redrive",
+            "1",
+            "--model",
+            "small",
+            "--max-attempts",
+            "2",
+            "--set",
+            "messages.0.content=short",
+            "--priority",
+            "-1",
+        ])
+        .fine();
+    assert_eq!(answer.stdout, "1 redriven\n");
+    let shown = queue.run(&["job", "show", "1"]).fine().stdout;
+    for part in [
+        "job 1 queued",
+        "0 of 2",
+        "redriven",
+        "model: \"big\" to \"small\"",
+        "max_attempts: 5 to 2",
+        "payload before",
+        "9007199254740993",
+        "context_length",
+    ] {
+        assert!(shown.contains(part), "no {part:?} in {shown}");
+    }
+    let job = queue.run(&["job", "show", "1", "--json"]).fine().json();
+    assert_eq!(job["payload"]["messages"][0]["content"], "short");
+    assert_eq!(job["redrives"][0]["payload"]["messages"][0]["content"], "x");
+    assert_eq!(
+        queue.texts("select gates::text from posthouse.lane l join posthouse.job j on j.lane_id = l.id").await,
+        ["{model:small}"]
+    );
+    queue.work("llm.chat", || Outcome::fail(JobError::new("context_length", "too long"))).await;
+    let refused = queue
+        .run(&["dead", "redrive", "1", "--set", "messages.7.content=x"])
+        .failed(1, &["messages.7.content cannot be set"]);
+    assert_eq!(refused.stdout, "0 redriven\n");
+    queue.run(&["dead", "redrive", "--all", "--payload", "{}"]).failed(2, &["--payload is for one"]);
+    queue.run(&["dead", "redrive", "1", "--payload", "{"]).failed(2, &["not valid JSON"]);
+    queue.run_with_stdin(&["dead", "redrive", "1", "--payload", "-"], r#"{"n": 12345678901234567890123}"#).fine();
+    assert_eq!(queue.texts("select payload::text from posthouse.payload").await, [r#"{"n": 12345678901234567890123}"#]);
+    let twice = queue.run(&["dead", "list"]).fine();
+    assert_eq!(twice.stderr, "no dead letters\n");
+    assert_eq!(queue.run(&["job", "show", "1", "--json"]).fine().json()["redrives"].as_array().unwrap().len(), 2);
 }

@@ -4,6 +4,7 @@
 
 mod alerts;
 mod arguments;
+mod bulk;
 mod db;
 mod dead;
 mod enqueue;

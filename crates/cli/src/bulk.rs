@@ -1,0 +1,257 @@
+//! Do something to all jobs that are chosen: in batches, showing how far it is; or only say which they are.
+
+use std::process::ExitCode;
+use std::time::SystemTime;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use posthouse::store::{Action, Batch, JobRecord, Selection, Store};
+use serde_json::{Map, Value, json};
+
+use crate::args::{CreatedChoice, DeadChoice, DeadConditions, ErrorChoice, Global, JobChoice, Moment, Scope};
+use crate::failure::{Failure, Result};
+use crate::output::{self, Grid, age, cell};
+use crate::style::clean;
+
+/// Jobs in one transaction: a few at a time hold up nobody.
+const BATCH: u32 = 500;
+/// Jobs that are counted at once.
+const COUNTED: u32 = 10_000;
+/// Jobs that a dry run shows, and reasons for refusals that are told.
+const SHOWN: usize = 10;
+/// How often it begins again for those that somebody else was busy with.
+const ROUNDS: u32 = 3;
+
+/// What a command does to many jobs.
+pub(crate) struct Deed {
+    pub(crate) action: Action,
+    /// The states that it is meant for, where no other was asked for.
+    pub(crate) states: &'static [&'static str],
+    /// What has become of them: `cancelled`, `redriven`, …
+    pub(crate) done: &'static str,
+}
+
+/// What was typed as a selection. Ages count back from `now`, the database's clock.
+pub(crate) fn jobs(choice: &JobChoice, now: SystemTime) -> Selection {
+    let CreatedChoice { created_since, created_before } = &choice.created;
+    let selection = Selection {
+        ids: ids(&choice.ids),
+        states: choice.states.clone(),
+        created_since: time(created_since.as_ref(), now),
+        created_before: time(created_before.as_ref(), now),
+        failed_since: time(choice.failed_since.as_ref(), now),
+        failed_before: time(choice.failed_before.as_ref(), now),
+        all: choice.scope.all,
+        ..Selection::default()
+    };
+    with_names(selection, &choice.filter, &choice.error)
+}
+
+/// The same for dead letters.
+pub(crate) fn dead(choice: &DeadChoice, now: SystemTime) -> Selection {
+    Selection { ids: ids(&choice.ids), all: choice.scope.all, ..conditions(&choice.conditions, now) }
+}
+
+/// The same for conditions on dead letters.
+pub(crate) fn conditions(conditions: &DeadConditions, now: SystemTime) -> Selection {
+    let selection = Selection {
+        failed_since: time(conditions.since.as_ref(), now),
+        failed_before: time(conditions.before.as_ref(), now),
+        ..Selection::default()
+    };
+    with_names(selection, &conditions.filter, &conditions.error)
+}
+
+fn with_names(selection: Selection, filter: &crate::args::Filter, error: &ErrorChoice) -> Selection {
+    Selection {
+        queue: filter.queue.clone(),
+        kind: filter.kind.clone(),
+        tenant: filter.tenant.clone(),
+        class: error.class.clone(),
+        error: error.error.clone(),
+        ..selection
+    }
+}
+
+fn ids(ids: &[i64]) -> Option<Vec<i64>> {
+    Some(ids.to_vec()).filter(|ids| !ids.is_empty())
+}
+
+fn time(moment: Option<&Moment>, now: SystemTime) -> Option<String> {
+    moment.map(|moment| match moment {
+        Moment::At(text) => text.clone(),
+        Moment::Ago(age) => match now.checked_sub(*age) {
+            Some(then) => humantime::format_rfc3339_micros(then).to_string(),
+            None => "-infinity".to_owned(),
+        },
+    })
+}
+
+/// Refuses what would mean every job by chance. `options` are those that would say which.
+pub(crate) fn check(selection: &Selection, what: &str, options: &str) -> Result<()> {
+    if selection.is_empty() && !selection.all {
+        return Err(
+            Failure::usage(format!("which {what} is not said")).hint(format!("name them by {options}, or take --all"))
+        );
+    }
+    Ok(())
+}
+
+/// Who runs this command, as far as the machine knows.
+pub(crate) fn who() -> Option<String> {
+    ["USER", "LOGNAME"].iter().find_map(|name| std::env::var(name).ok()).filter(|name| !name.is_empty())
+}
+
+/// How many there are, and the first ones.
+pub(crate) async fn find(store: &Store, selection: &Selection) -> Result<(u64, Vec<i64>)> {
+    let mut count = 0;
+    let mut first = Vec::new();
+    let mut next = None;
+    loop {
+        let (ids, then) = store.find_jobs(selection, COUNTED, next).await?;
+        count += ids.len() as u64;
+        first.extend(ids.into_iter().take(SHOWN - first.len()));
+        next = then;
+        if next.is_none() {
+            return Ok((count, first));
+        }
+    }
+}
+
+/// Says which jobs it would be, and changes none.
+pub(crate) async fn rehearse(store: &Store, selection: &Selection, done: &str, global: &Global) -> Result<ExitCode> {
+    let (count, first) = find(store, selection).await?;
+    let sample = store.sample(&first).await?;
+    if global.json {
+        output::json(&json!({ done: 0, format!("would_be_{done}"): count, "sample": sample }))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    table(&sample, store.clock().await?)?;
+    if count > sample.len() as u64 {
+        output::line(format_args!("… and {} more", count - sample.len() as u64))?;
+    }
+    output::line(format_args!("{count} would be {done}; nothing was changed"))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn table(jobs: &[JobRecord], now: SystemTime) -> Result<()> {
+    if jobs.is_empty() {
+        return Ok(());
+    }
+    let mut grid = Grid::new(&["id", "state", "kind", "queue", "tenant", "age", "note"]).right(&[0]);
+    for job in jobs {
+        grid.row(vec![
+            cell(job.id.to_string()),
+            output::state(&job.state),
+            cell(&job.kind),
+            cell(&job.queue),
+            cell(&job.tenant),
+            cell(age(&job.created_at, now)),
+            cell(job.error.as_deref().or(job.reason.as_deref()).unwrap_or_default()),
+        ]);
+    }
+    grid.print()
+}
+
+/// Does it, or, for a dry run, says what it would do. With ids the exit code is 1 if one of them was not changed.
+pub(crate) async fn run(
+    store: &Store,
+    mut selection: Selection,
+    scope: &Scope,
+    deed: Deed,
+    global: &Global,
+) -> Result<ExitCode> {
+    if selection.states.is_empty() {
+        selection.states = deed.states.iter().map(ToString::to_string).collect();
+    }
+    if scope.dry_run {
+        return rehearse(store, &selection, deed.done, global).await;
+    }
+    let (total, _) = find(store, &selection).await?;
+    // The template is constant and sound.
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} ({eta} left)");
+    let bar = ProgressBar::new(total).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let bar = bar.with_message(deed.done);
+    let mut sum = Batch::default();
+    for _ in 0..ROUNDS {
+        let mut next = None;
+        sum.busy = 0;
+        loop {
+            let batch = store.change_jobs(&selection, &deed.action, BATCH, next.take()).await?;
+            sum.changed += batch.changed;
+            sum.busy += batch.busy;
+            sum.refused.extend(batch.refused);
+            bar.inc(u64::try_from(batch.changed).unwrap_or(0));
+            next = batch.next;
+            if next.is_none() {
+                break;
+            }
+        }
+        if sum.busy == 0 || !again(&deed.action) {
+            break;
+        }
+    }
+    bar.finish_and_clear();
+    report(&sum, &deed, global)?;
+    let named = selection.ids.as_ref().map_or(0, |ids| {
+        let mut ids = ids.clone();
+        ids.sort_unstable();
+        ids.dedup();
+        ids.len()
+    });
+    let short = sum.changed < i64::try_from(named).unwrap_or(i64::MAX);
+    Ok(ExitCode::from(u8::from(short || sum.busy > 0 || !sum.refused.is_empty())))
+}
+
+/// The same for what cannot be undone: without ids it must be said that it is meant.
+pub(crate) async fn run_if_meant(
+    store: &Store,
+    mut selection: Selection,
+    scope: &Scope,
+    is_meant: bool,
+    what: &str,
+    deed: Deed,
+    global: &Global,
+) -> Result<ExitCode> {
+    if selection.states.is_empty() {
+        selection.states = deed.states.iter().map(ToString::to_string).collect();
+    }
+    if selection.ids.is_none() && !is_meant && !scope.dry_run {
+        let (count, _) = find(store, &selection).await?;
+        if global.json {
+            output::json(&json!({ "purged": 0, "would_purge": count }))?;
+        }
+        return Err(Failure::new(format!("nothing purged: this would remove {count} {what} for good"))
+            .hint("look at them with --dry-run; add --yes to remove them"));
+    }
+    run(store, selection, scope, deed, global).await
+}
+
+/// Whether doing it once more hits only those that were left out: a job that was redriven may have failed again since.
+fn again(action: &Action) -> bool {
+    !matches!(action, Action::Redrive { .. } | Action::Retry { .. })
+}
+
+fn report(sum: &Batch, deed: &Deed, global: &Global) -> Result<()> {
+    if global.json {
+        let mut answer = Map::new();
+        answer.insert(deed.done.to_owned(), sum.changed.into());
+        if sum.busy > 0 {
+            answer.insert("busy".to_owned(), sum.busy.into());
+        }
+        if !sum.refused.is_empty() {
+            answer.insert("refused".to_owned(), serde_json::to_value(&sum.refused)?);
+        }
+        return output::json(&Value::Object(answer));
+    }
+    output::line(format_args!("{} {}", sum.changed, deed.done))?;
+    for refused in sum.refused.iter().take(SHOWN) {
+        output::note(format_args!("job {}: {}", refused.id, clean(&refused.error)));
+    }
+    if sum.refused.len() > SHOWN {
+        output::note(format_args!("… and {} more were refused", sum.refused.len() - SHOWN));
+    }
+    if sum.busy > 0 {
+        output::note(format_args!("{} were left out, since somebody else was at them; run it again", sum.busy));
+    }
+    Ok(())
+}
