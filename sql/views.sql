@@ -88,6 +88,10 @@ create or replace view posthouse.gates as
     where not exists (
       select from posthouse.gate_state y where y.gate_id = x.gate_id and y.member = x.member and y.seq > x.seq)) s on s.gate_id = g.id;
 
+-- How many jobs may wait in a queue or of a tenant, where that is limited.
+create or replace view posthouse.depths as
+  select d.scope, d.name, d.max_depth from posthouse.depth_limit d;
+
 -- Tenants whose weight was set.
 create or replace view posthouse.tenants as
   select t.name as tenant, t.weight from posthouse.tenant t;

@@ -187,6 +187,25 @@ impl Context {
         }
     }
 
+    /// Names the outside call of this attempt, for services that do a call once however often they get it (an idempotency key): the
+    /// same as that of an earlier attempt whose call may have taken effect, since its worker was lost, it was released or timed out, or it failed with
+    /// an error whose detail says `"perhaps_billed": true`; another one after any other error. Unique among all jobs of all databases.
+    ///
+    /// Asks the database, unless this is the first attempt.
+    pub async fn call_seed(&self) -> Result<String> {
+        let Inner { job, worker, store, .. } = &*self.inner;
+        if job.fence == 1 {
+            return Ok(self.own_call_seed());
+        }
+        let earlier = store.call_seed(*worker, job.id, job.fence).await?;
+        Ok(earlier.unwrap_or_else(|| self.own_call_seed()))
+    }
+
+    /// The name that the call has which no earlier attempt can have made.
+    pub fn own_call_seed(&self) -> String {
+        format!("{}/{}", self.inner.worker, self.inner.job.fence)
+    }
+
     /// Notes what the attempt used (tokens, money, requests), stored with the outcome; replaces what was noted before.
     /// Errors if the value cannot be written as JSON.
     pub fn usage(&self, usage: &impl Serialize) -> Result<()> {

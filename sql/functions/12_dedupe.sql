@@ -117,15 +117,12 @@ end $$;
 -- What an enqueue comes to whose key had a row when it came. `holder` is the job that stands for it, and `answer` says how: null, the new one,
 -- which has the key now; `behind`, the new one, once the holder of the key is final; `kept`, the one there was; `replaced`, the one
 -- there was, which waits in line and is now locked, so that it can be given what the new one brought; `swapped`, a job of the same
--- array, `holder`, in whose place the new one comes.
+-- array, `holder`, in whose place the new one comes. Plans are made as the caller has set.
 create or replace function posthouse.take_held_key(tenant text, scope text, key text, new_id bigint, dedupe_for interval, policy text,
   payload jsonb, due timestamptz, batch bigint[],         -- ids that are about to become jobs
   out holder bigint, out answer text)
 language plpgsql
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-set plan_cache_mode = force_generic_plan
 as $$
 declare
   held posthouse.dedupe;
@@ -189,7 +186,9 @@ begin
       select t.holder, t.answer into holder, answer from posthouse.replace_held(held, 'running', new_id, dedupe_for, policy, due) t;
       return;
     end if;
-    perform posthouse.refuse_held(held, policy, take_held_key.payload);
+    if policy in ('reject', 'same') then
+      perform posthouse.refuse_held(held, policy, take_held_key.payload);
+    end if;
     holder := held.job_id;
     answer := 'kept';
     return;
@@ -331,9 +330,8 @@ as $$
 declare
   r record;
   t record;
-  last text[];                        -- what the key of the job before was
-  owner int;                          -- whose ordinal the key of the last job was given to, if to one of the array
-  instead int[] := array_fill(null::int, array[cardinality(ids)]);    -- the ordinal that stands for one
+  owner int;                          -- the ordinal of the last that was given a key: keys come one after the other
+  instead int[];                      -- the ordinal that stands for one
 begin
   holders := ids;
   answers := array_fill(null::text, array[cardinality(ids)]);
@@ -343,10 +341,6 @@ begin
     from posthouse.parse_jobs(jobs) p
     where p.dedupe_key is not null order by p.tenant, p.kind, p.dedupe_key, p.ordinal
   loop
-    if last is distinct from array[r.tenant, r.kind, r.key] then
-      owner := null;
-      last := array[r.tenant, r.kind, r.key];
-    end if;
     insert into posthouse.dedupe (tenant, scope, key, job_id, expires_at, body)
     values (r.tenant, r.kind, r.key, ids[r.ordinal], clock_timestamp() + r.dedupe_for,
       case when r.policy = 'same' then posthouse.payload_hash(r.payload) end)
@@ -376,6 +370,9 @@ begin
       answers[r.ordinal] := t.answer;
     end if;
   end loop;
+  if instead is null then
+    return;
+  end if;
   -- A job of the array in whose place a later one came is told of that one, and so are those that it stood for.
   for o in reverse cardinality(ids) .. 1 loop
     if instead[o] > o then

@@ -83,7 +83,8 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  if not exists (select from posthouse.depth_limit) and not exists (select from posthouse.lane l where l.limited) then
+  if not exists (select from posthouse.depth_limit) and not exists (select from posthouse.lane l where l.limited)
+     and not exists (select from posthouse.depth_count) then
     return;
   end if;
   perform posthouse.mark_limited();

@@ -30,6 +30,7 @@ begin
   if complaint is not null then
     raise exception using errcode = 'PH001', message = complaint;
   end if;
+  perform posthouse.check_origin();
   foreach name in array register_worker.queues loop
     perform posthouse.check_name('queues', name);
   end loop;

@@ -143,7 +143,8 @@ begin
     end if;
     perform posthouse.record_error(j, 'worker_lost', posthouse.lost_text(w), null, null);
   end if;
-  perform posthouse.requeue_job(j, clock_timestamp(), true, refund, case when refund then 'released' else 'worker lost' end);
+  perform posthouse.requeue_job(j, clock_timestamp(), true, refund, case when refund then 'released' else 'worker lost' end,
+    case when not unsent then true end);
   -- Nobody's attempt any more: a late settle of it must hear "lost", not "already".
   update posthouse.job x set worker = null where x.id = take_back.id;
   return true;

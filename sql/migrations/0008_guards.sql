@@ -30,7 +30,7 @@ alter table posthouse.lane add column limited boolean not null default false;
 create index lane_limited_queue on posthouse.lane (queue) where limited and (ready_at < 'infinity' or blocked_by is not null);
 create index lane_limited_tenant on posthouse.lane (tenant) where limited and (ready_at < 'infinity' or blocked_by is not null);
 
--- The first attempt since whose call to a provider the job may have been billed without an answer; null: there is no doubt.
-alter table posthouse.job add column unsure int;
+-- Names the first attempt whose call to the outside may have had an effect though nobody knows (WORKER/FENCE); null: there is no doubt.
+alter table posthouse.job add column unsure text;
 
 insert into posthouse.sweep (name, every, pause) values ('dedupe', '1 second', 50), ('depths', '2 seconds', 50);

@@ -75,6 +75,7 @@ const FUNCTIONS: &[&str] = &[
     include_str!("../../sql/functions/10_enqueue.sql"),
     include_str!("../../sql/functions/12_dedupe.sql"),
     include_str!("../../sql/functions/13_depth.sql"),
+    include_str!("../../sql/functions/14_origin.sql"),
     include_str!("../../sql/functions/15_gates.sql"),
     include_str!("../../sql/functions/16_admit.sql"),
     include_str!("../../sql/functions/20_claim.sql"),

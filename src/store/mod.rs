@@ -4,11 +4,13 @@
 //! statement in one flight, so that nothing is left open when a caller's future is dropped, and a transaction-mode
 //! pooler between us and Postgres cannot mix up anything.
 
+mod adopt;
 mod alert;
 mod apply;
 mod claim;
 mod connection;
 mod database;
+mod depth;
 mod dead_letter;
 mod enqueue;
 mod gate;
@@ -28,6 +30,7 @@ mod sweep;
 mod tls;
 mod usage;
 
+pub use adopt::Origin;
 pub use alert::{
     AlertChange, AlertData, AlertMessage, AlertRecord, AlertRule, WEBHOOK_KIND, WEBHOOK_QUEUE, WebhookState,
 };
@@ -35,6 +38,7 @@ pub use apply::{Blocker, Progress, migrate, migrate_telling};
 pub use claim::{ClaimedJob, NextDue, Registration};
 pub use connection::Store;
 pub use database::Database;
+pub use depth::{DepthLimit, DepthOf};
 pub use dead_letter::{DeadLetter, Redrive};
 pub use gate::{Closure, EndpointVerdict, GateLimits, GateRecord, TenantRecord};
 pub use gauge::FleetMetrics;

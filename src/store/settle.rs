@@ -178,6 +178,12 @@ impl Store {
             .collect()
     }
 
+    /// What names the outside call of an earlier attempt that may have taken effect. `None`: there is none.
+    pub async fn call_seed(&self, worker: Uuid, id: i64, fence: i64) -> Result<Option<String>> {
+        let parameters = vec![p(worker, Type::UUID), p(id, Type::INT8), p(fence, Type::INT8)];
+        Ok(self.call_one("select posthouse.call_seed($1, $2, $3)", parameters).await?.try_get(0)?)
+    }
+
     /// Store how far an attempt has come. False: the attempt is no longer the right one.
     pub async fn progress(&self, worker: Uuid, id: i64, fence: i64, progress: &RawValue) -> Result<bool> {
         let row = self

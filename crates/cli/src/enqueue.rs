@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use posthouse::NewJob;
-use posthouse::job::DedupeFor;
+use posthouse::job::{DedupeFor, Deduped};
 use posthouse::store::Store;
 use posthouse::trace::{self, Parent};
 use serde_json::json;
@@ -33,14 +33,18 @@ pub(crate) async fn run(args: Enqueue, global: &Global) -> Result<ExitCode> {
         if error.is_invalid() { Failure::usage(error.to_string()) } else { error.into() }
     })?;
     if global.json {
-        output::json(&json!({ "id": answer.id, "state": answer.state, "duplicate": answer.duplicate }))?;
+        output::json(&json!({
+            "id": answer.id, "state": answer.state, "duplicate": answer.duplicate, "deduped": answer.deduped.map(Deduped::as_str),
+        }))?;
         return Ok(ExitCode::SUCCESS);
     }
-    if answer.duplicate {
-        output::line(format_args!("job {} duplicate {DIM}({}){DIM:#}", answer.id, clean(&answer.state)))?;
-    } else {
-        output::line(format_args!("job {} {}", answer.id, clean(&answer.state)))?;
-    }
+    let state = clean(&answer.state);
+    output::line(match answer.deduped {
+        None => format!("job {} {state}", answer.id),
+        Some(Deduped::Kept) => format!("job {} duplicate {DIM}({state}){DIM:#}", answer.id),
+        Some(Deduped::Replaced) => format!("job {} replaced {DIM}({state}){DIM:#}", answer.id),
+        Some(Deduped::Behind) => format!("job {} {state} {DIM}(after the one that runs){DIM:#}", answer.id),
+    })?;
     for gate in &args.gates {
         if is_missing(&store, gate).await.unwrap_or(false) {
             output::note(format_args!("no gate {} yet: it limits nothing until it is set", clean(gate)));
@@ -90,6 +94,12 @@ fn job(args: &Enqueue) -> Result<NewJob> {
     }
     if let Some(key) = &args.dedupe_key {
         job = job.dedupe_key(key);
+    }
+    if args.dedupe_by_payload {
+        job = job.dedupe_by_payload();
+    }
+    if let Some(policy) = args.dedupe_policy {
+        job = job.dedupe_policy(policy);
     }
     if let Some(window) = args.dedupe_for {
         job = job.dedupe_for(DedupeFor::Window(window));

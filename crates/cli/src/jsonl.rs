@@ -67,6 +67,11 @@ pub(crate) async fn run(file: &Path, args: &Enqueue, global: &Global) -> Result<
     Ok(ExitCode::SUCCESS)
 }
 
+/// It is one of the lines that is to blame: it cannot be taken, or its dedupe key is held.
+fn is_refused(error: &posthouse::Error) -> bool {
+    error.is_invalid() || error.is_duplicate()
+}
+
 /// A bar by bytes where the size is known, else a count.
 fn bar(size: Option<u64>) -> ProgressBar {
     let (bar, template) = match size {
@@ -139,13 +144,13 @@ impl Bulk {
             let (Some(first), Some(last)) = (lines.first(), lines.last()) else { continue };
             match self.send(jobs).await {
                 Ok(()) => self.through = *last,
-                Err(error) if error.is_invalid() && jobs.len() > 1 => {
+                Err(error) if is_refused(&error) && jobs.len() > 1 => {
                     let middle = jobs.len() / 2;
                     let (jobs, lines) = (jobs.split_at(middle), lines.split_at(middle));
                     // The last one in is the first one out.
                     parts.extend([(jobs.1, lines.1), (jobs.0, lines.0)]);
                 }
-                Err(error) if error.is_invalid() => {
+                Err(error) if is_refused(&error) => {
                     let why = error.to_string();
                     let why = why.strip_prefix("job 1 of the array: ").unwrap_or(&why);
                     self.refuse(*first, why)?;

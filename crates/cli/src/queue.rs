@@ -4,10 +4,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use comfy_table::Color;
-use posthouse::store::{Ended, GateRecord, QueueSettings, Retention, Store};
+use posthouse::store::{DepthOf, Ended, GateRecord, QueueSettings, Retention, Store};
 use serde::Serialize;
 
-use crate::args::{FairBy, Global, Queue, QueueSet};
+use crate::args::{Depth, FairBy, Global, Queue, QueueSet};
 use crate::connect;
 use crate::failure::Result;
 use crate::gate::{self, Whose};
@@ -36,10 +36,17 @@ pub(crate) async fn run(command: Queue, global: &Global) -> Result<ExitCode> {
 struct Row {
     #[serde(flatten)]
     settings: QueueSettings,
+    max_depth: Option<i32>,
     closed_until: Option<String>,
     closed_reason: Option<String>,
     #[serde(skip)]
     gate: Option<GateRecord>,
+}
+
+impl Row {
+    fn bare(queue: String) -> Self {
+        Self { settings: bare(queue), max_depth: None, closed_until: None, closed_reason: None, gate: None }
+    }
 }
 
 /// A queue of which nothing is set.
@@ -63,11 +70,19 @@ async fn rows(store: &Store) -> Result<Vec<Row>> {
             settings.push(bare(queue));
         }
     }
+    let depths = store.depths().await?;
+    let depths: Vec<_> = depths.iter().filter(|limit| limit.scope == "queue").collect();
+    for limit in &depths {
+        if !settings.iter().any(|known| known.queue == limit.name) {
+            settings.push(bare(limit.name.clone()));
+        }
+    }
     settings.sort_by(|one, other| one.queue.cmp(&other.queue));
     let row = |settings: QueueSettings| {
         let gate = gates.iter().find(|gate| name(gate) == settings.queue).cloned();
         let closed = gate.clone();
         Row {
+            max_depth: depths.iter().find(|limit| limit.name == settings.queue).map(|limit| limit.max_depth),
             settings,
             closed_until: closed.as_ref().and_then(|gate| gate.closed_until.clone()),
             closed_reason: closed.and_then(|gate| gate.closed_reason),
@@ -88,13 +103,14 @@ async fn list(store: &Store, global: &Global) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let now = store.clock().await?;
-    let mut grid = Grid::new(&["queue", "retention", "cancelled", "failed", "serial by", "fair by", "paused"]);
-    for Row { settings, gate, .. } in &queues {
+    let mut grid = Grid::new(&["queue", "retention", "cancelled", "failed", "serial by", "fair by", "may wait", "paused"]);
+    for Row { settings, gate, max_depth, .. } in &queues {
         let paused = gate.as_ref().and_then(|gate| gate::paused(gate, now)).unwrap_or_default();
         let serial_by = settings.serial_by.as_deref().unwrap_or_default();
         let kept = [settings.retention_ms, settings.retention_cancelled_ms, settings.retention_failed_ms].map(retention);
-        let row =
-            [settings.queue.clone()].into_iter().chain(kept).chain([serial_by.to_owned(), settings.fair_by.clone()]);
+        let may_wait = max_depth.map(|jobs| jobs.to_string()).unwrap_or_default();
+        let row = [settings.queue.clone()].into_iter().chain(kept);
+        let row = row.chain([serial_by.to_owned(), settings.fair_by.clone(), may_wait]);
         grid.row(row.map(cell).chain([cell(paused).fg(Color::Red)]).collect());
     }
     grid.print()?;
@@ -156,9 +172,16 @@ async fn set(store: &Store, args: &QueueSet, global: &Global) -> Result<ExitCode
         store.set_fair_by(&args.queue, by).await?;
         told.push(format!("is fair between its tenants by {by}"));
     }
+    if let Some(Depth(max_depth)) = args.changes.max_depth {
+        store.set_depth(DepthOf::Queue(&args.queue), max_depth).await?;
+        told.push(match max_depth {
+            Some(jobs) => format!("takes in no new jobs while {jobs} wait"),
+            None => "takes in any number of jobs".to_owned(),
+        });
+    }
     if global.json {
-        let settings = store.queues().await?.into_iter().find(|known| known.queue == args.queue);
-        output::json(&settings.unwrap_or_else(|| bare(args.queue.clone())))?;
+        let row = rows(store).await?.into_iter().find(|row| row.settings.queue == args.queue);
+        output::json(&row.unwrap_or_else(|| Row::bare(args.queue.clone())))?;
         return Ok(ExitCode::SUCCESS);
     }
     for now in told {

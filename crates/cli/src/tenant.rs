@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use comfy_table::Color;
-use posthouse::store::{GateRecord, Store};
+use posthouse::store::{DepthOf, GateRecord, Store};
 use serde::Serialize;
 use serde_json::json;
 
-use crate::args::{Global, Tenant, TenantSet};
+use crate::args::{Depth, Global, Tenant, TenantSet};
 use crate::connect;
 use crate::failure::Result;
 use crate::gate::{self, Whose, mistyped};
@@ -38,6 +38,7 @@ struct Row {
     due: i64,
     later: i64,
     running: i64,
+    max_depth: Option<i32>,
     closed_until: Option<String>,
     closed_reason: Option<String>,
     #[serde(skip)]
@@ -52,6 +53,7 @@ impl Row {
             due: 0,
             later: 0,
             running: 0,
+            max_depth: None,
             closed_until: None,
             closed_reason: None,
             gate: None,
@@ -73,6 +75,9 @@ async fn rows(store: &Store) -> Result<Vec<Row>> {
     for set in store.tenants().await? {
         row(&mut rows, &set.tenant).weight = set.weight;
     }
+    for limit in store.depths().await?.into_iter().filter(|limit| limit.scope == "tenant") {
+        row(&mut rows, &limit.name).max_depth = Some(limit.max_depth);
+    }
     for gate in store.gates_of_each("tenant:").await? {
         let row = row(&mut rows, gate.name.strip_prefix("tenant:").unwrap_or(&gate.name));
         row.closed_until.clone_from(&gate.closed_until);
@@ -92,7 +97,8 @@ async fn list(store: &Store, global: &Global) -> Result<()> {
         return Ok(());
     }
     let now = store.clock().await?;
-    let mut grid = Grid::new(&["tenant", "weight", "due", "later", "running", "paused"]).right(&[1, 2, 3, 4]);
+    let mut grid =
+        Grid::new(&["tenant", "weight", "due", "later", "running", "may wait", "paused"]).right(&[1, 2, 3, 4, 5]);
     for row in rows.iter().take(ROWS_MAX) {
         let paused = row.gate.as_ref().and_then(|gate| gate::paused(gate, now)).unwrap_or_default();
         grid.row(vec![
@@ -101,6 +107,7 @@ async fn list(store: &Store, global: &Global) -> Result<()> {
             count(row.due),
             count(row.later),
             count(row.running),
+            cell(row.max_depth.map(|jobs| jobs.to_string()).unwrap_or_default()),
             cell(paused).fg(Color::Red),
         ]);
     }
@@ -112,9 +119,23 @@ async fn list(store: &Store, global: &Global) -> Result<()> {
 }
 
 async fn set(store: &Store, args: &TenantSet, global: &Global) -> Result<()> {
-    store.set_tenant(&args.tenant, args.weight).await.map_err(mistyped)?;
-    if global.json {
-        return output::json(&json!({ "tenant": args.tenant, "weight": args.weight }));
+    let mut answer = json!({ "tenant": args.tenant });
+    let mut told = Vec::new();
+    if let Some(weight) = args.changes.weight {
+        store.set_tenant(&args.tenant, weight).await.map_err(mistyped)?;
+        answer["weight"] = json!(weight);
+        told.push(format!("has weight {weight}"));
     }
-    output::line(format_args!("tenant {} has weight {}", clean(&args.tenant), args.weight))
+    if let Some(Depth(max_depth)) = args.changes.max_depth {
+        store.set_depth(DepthOf::Tenant(&args.tenant), max_depth).await.map_err(mistyped)?;
+        answer["max_depth"] = json!(max_depth);
+        told.push(match max_depth {
+            Some(jobs) => format!("gets no new jobs while {jobs} of its own wait"),
+            None => "may have any number of jobs waiting".to_owned(),
+        });
+    }
+    if global.json {
+        return output::json(&answer);
+    }
+    told.iter().try_for_each(|now| output::line(format_args!("tenant {} {now}", clean(&args.tenant))))
 }

@@ -108,13 +108,22 @@ async fn while_the_holder_runs() {
 async fn the_one_behind_comes_however_the_first_one_ends() {
     let (queue, s) = Queue::with_session().await;
     let worker = s.worker(&["a"]).await;
-    for end in ["done", "fail", "cancelled", "retry then done", "lost at its last attempt", "settled while the key is looked at"] {
+    for end in [
+        "done",
+        "fail",
+        "cancelled",
+        "retry then done",
+        "lost at its last attempt",
+        "settled while the key is looked at",
+    ] {
         let max_attempts = if end.starts_with("lost") { 1 } else { 5 };
-        let first = s.enqueue(&format!("kind => 'a', payload => '1', dedupe_key => 'k', max_attempts => {max_attempts}")).await;
+        let first =
+            s.enqueue(&format!("kind => 'a', payload => '1', dedupe_key => 'k', max_attempts => {max_attempts}")).await;
         let runs_on = s.worker(&["a"]).await;
         let fence = runs_on.claim(&s, 1).await[0].fence;
         let (next, ..) = keyed(&s, 2, "rerun").await;
-        let settled = |outcome: &str, fence: i64| json!([{"id": first, "fence": fence, "outcome": outcome, "delay_ms": 0}]);
+        let settled =
+            |outcome: &str, fence: i64| json!([{"id": first, "fence": fence, "outcome": outcome, "delay_ms": 0}]);
         match end {
             "retry then done" => {
                 s.settle(runs_on.id, &settled("retry", fence)).await;
@@ -162,7 +171,8 @@ async fn the_one_behind_is_cancelled_retried_or_due_later() {
     assert_eq!(s.get::<String>(&format!("select posthouse.cancel({next})")).await, "cancelled");
     // Another takes its place.
     let (after, ..) =
-        enqueue(&s, "kind => 'a', payload => '3', dedupe_key => 'k', dedupe_policy => 'rerun', delay => '1 hour'").await;
+        enqueue(&s, "kind => 'a', payload => '3', dedupe_key => 'k', dedupe_policy => 'rerun', delay => '1 hour'")
+            .await;
     assert!(after != next);
     s.settle(worker.id, &json!([{"id": first, "fence": fence, "outcome": "done"}])).await;
     assert!(worker.claim(&s, 1).await.is_empty());
@@ -206,7 +216,11 @@ async fn a_job_that_is_replaced_is_as_if_enqueued_anew() {
     );
     assert_eq!(jobs[0].payload, json!(2));
     // After attempts that failed: they are kept in the history, and counted from 0.
-    s.settle(worker.id, &json!([{"id": first, "fence": 1, "outcome": "retry", "delay_ms": 3_600_000, "error": {"message": "no"}}])).await;
+    s.settle(
+        worker.id,
+        &json!([{"id": first, "fence": 1, "outcome": "retry", "delay_ms": 3_600_000, "error": {"message": "no"}}]),
+    )
+    .await;
     assert_eq!(keyed(&s, 3, "replace").await.3.as_deref(), Some("replaced"));
     let jobs = worker.claim(&s, 10).await;
     assert_eq!((jobs[0].id, jobs[0].attempt, jobs[0].max_attempts), (first, 1, 5));
@@ -236,7 +250,9 @@ async fn windows_and_final_holders() {
     let (_queue, s) = Queue::with_session().await;
     let worker = s.worker(&["a"]).await;
     let window = |policy: &str, payload: i32| {
-        format!("kind => 'a', payload => '{payload}', dedupe_key => 'k', dedupe_policy => '{policy}', dedupe_for => '1 hour'")
+        format!(
+            "kind => 'a', payload => '{payload}', dedupe_key => 'k', dedupe_policy => '{policy}', dedupe_for => '1 hour'"
+        )
     };
     let (first, ..) = enqueue(&s, &window("same", 1)).await;
     drain(&s, &worker).await;
@@ -280,10 +296,13 @@ async fn payloads_as_keys() {
         r#"{"a": 7, "b": ["\u0078 1.50 \"2.0\"", 1e2, -0, 100], "a": 15e-1}"#,
     ] {
         assert_eq!(enqueue(&s, &by(equal)).await, answer(first, "queued", true, Some("kept")), "{equal}");
-        let batch = json!([{"kind": "a", "payload": serde_json::from_str::<Value>(equal).unwrap(), "dedupe_by_payload": true}]);
+        let batch =
+            json!([{"kind": "a", "payload": serde_json::from_str::<Value>(equal).unwrap(), "dedupe_by_payload": true}]);
         assert_eq!(many(&s, &batch).await[0].0, first, "{equal}");
     }
-    for other in [r#"{"a": 1.50, "b": ["x 1.5 \"2.0\"", 100, 0, 100]}"#, r#"{"a": "1.50"}"#, "{}", "[]", "null", "1", "10"] {
+    for other in
+        [r#"{"a": 1.50, "b": ["x 1.5 \"2.0\"", 100, 0, 100]}"#, r#"{"a": "1.50"}"#, "{}", "[]", "null", "1", "10"]
+    {
         assert!(!enqueue(&s, &by(other)).await.2, "{other}");
     }
     assert!(!enqueue(&s, "kind => 'b', payload => '{}', dedupe_by_payload => true").await.2, "of another kind");
@@ -305,7 +324,11 @@ async fn within_an_array() {
     let (held, ..) = keyed(&s, 0, "keep").await;
     let runs = s.enqueue("kind => 'a', payload => '0', dedupe_key => 'r'").await;
     // The first of them is the older one.
-    let fence = { let jobs = worker.claim(&s, 1).await; assert_eq!(jobs[0].id, held); jobs[0].fence };
+    let fence = {
+        let jobs = worker.claim(&s, 1).await;
+        assert_eq!(jobs[0].id, held);
+        jobs[0].fence
+    };
     let answers = many(
         &s,
         &json!([
@@ -344,11 +367,11 @@ async fn within_an_array() {
     assert_eq!(drain(&s, &worker).await, [json!(6)]);
     assert_eq!(s.count("posthouse.dedupe").await, 0);
     // All or nothing, and the job is named.
-    for (second, code, named) in [
-        (job("y", 2, "reject"), "PH008", "array"),
-        (job("y", 2, "same"), "PH009", "job 1 of the array"),
-    ] {
-        let refusal = s.refused(&format!("select posthouse.enqueue_many('{}')", json!([job("y", 1, "keep"), second]))).await;
+    for (second, code, named) in
+        [(job("y", 2, "reject"), "PH008", "array"), (job("y", 2, "same"), "PH009", "job 1 of the array")]
+    {
+        let refusal =
+            s.refused(&format!("select posthouse.enqueue_many('{}')", json!([job("y", 1, "keep"), second]))).await;
         assert_eq!(refusal.code, code, "{}", refusal.message);
         assert!(refusal.message.starts_with("dedupe_key:") && refusal.message.contains(named), "{}", refusal.message);
     }
@@ -362,10 +385,26 @@ async fn what_cannot_be_said_about_a_key() {
     let (_queue, s) = Queue::with_session().await;
     for (arguments, fields, says) in [
         ("dedupe_policy => 'keep'", r#""dedupe_policy": "keep""#, "dedupe_policy: needs"),
-        ("dedupe_key => 'k', dedupe_policy => 'newest'", r#""dedupe_key": "k", "dedupe_policy": "newest""#, "dedupe_policy: 'newest'"),
-        ("dedupe_key => 'k', dedupe_by_payload => true", r#""dedupe_key": "k", "dedupe_by_payload": true"#, "dedupe_by_payload: "),
-        ("dedupe_key => 'k', dedupe_policy => 'rerun', dedupe_for => '1 s'", r#""dedupe_key": "k", "dedupe_policy": "rerun", "dedupe_for_ms": 1000"#, "dedupe_for: "),
-        ("dedupe_by_payload => true, dedupe_for => '0'", r#""dedupe_by_payload": true, "dedupe_for_ms": 0"#, "dedupe_for: "),
+        (
+            "dedupe_key => 'k', dedupe_policy => 'newest'",
+            r#""dedupe_key": "k", "dedupe_policy": "newest""#,
+            "dedupe_policy: 'newest'",
+        ),
+        (
+            "dedupe_key => 'k', dedupe_by_payload => true",
+            r#""dedupe_key": "k", "dedupe_by_payload": true"#,
+            "dedupe_by_payload: ",
+        ),
+        (
+            "dedupe_key => 'k', dedupe_policy => 'rerun', dedupe_for => '1 s'",
+            r#""dedupe_key": "k", "dedupe_policy": "rerun", "dedupe_for_ms": 1000"#,
+            "dedupe_for: ",
+        ),
+        (
+            "dedupe_by_payload => true, dedupe_for => '0'",
+            r#""dedupe_by_payload": true, "dedupe_for_ms": 0"#,
+            "dedupe_for: ",
+        ),
         ("dedupe_for => '1 s'", r#""dedupe_for_ms": 1000"#, "dedupe_for: needs"),
     ] {
         for sql in [

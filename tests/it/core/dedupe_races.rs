@@ -56,7 +56,8 @@ async fn work(s: Session, stop: &AtomicBool) -> Vec<Value> {
         let verdicts = s.settle(worker.id, &json!(outcomes)).await;
         assert!(verdicts.iter().all(|v| v.1 == "applied"), "{verdicts:?}");
         if over {
-            s.run("update posthouse.sweep set ran_at = '-infinity' where name = 'dedupe'; select posthouse.tidy()").await;
+            s.run("update posthouse.sweep set ran_at = '-infinity' where name = 'dedupe'; select posthouse.tidy()")
+                .await;
         }
     }
     ran
@@ -153,7 +154,9 @@ async fn a_claim_and_a_replacement_never_lose_a_payload_in_silence() {
     let id = s.enqueue("kind => 'a', payload => '1', dedupe_key => 'k'").await;
     other.run("begin").await;
     assert_eq!(worker.claim(&other, 1).await.len(), 1);
-    let rows = s.rows("select id, deduped from posthouse.enqueue('a', '2', dedupe_key => 'k', dedupe_policy => 'rerun')").await;
+    let rows = s
+        .rows("select id, deduped from posthouse.enqueue('a', '2', dedupe_key => 'k', dedupe_policy => 'rerun')")
+        .await;
     assert_eq!(rows[0].get::<_, Option<String>>(1).as_deref(), Some("behind"), "it is as good as taken");
     other.run("rollback").await;
     // It was not taken after all: both run, one after the other.
@@ -183,11 +186,14 @@ async fn stricter_isolation_levels_are_told_to_run_again() {
         let key = format!("dedupe_key => '{level}'");
         s.run(&format!("begin isolation level {level}; select posthouse.enqueue('x')")).await;
         other.enqueue(&format!("kind => 'a', payload => '1', {key}")).await;
-        let refusal = s.refused(&format!("select posthouse.enqueue('a', '2', {key}, dedupe_policy => '{policy}')")).await;
+        let refusal =
+            s.refused(&format!("select posthouse.enqueue('a', '2', {key}, dedupe_policy => '{policy}')")).await;
         assert!(["40001", "PH007"].contains(&&*refusal.code), "{level}: {} {}", refusal.code, refusal.message);
         s.run("rollback").await;
         s.run(&format!("begin isolation level {level}")).await;
-        let rows = s.rows(&format!("select deduped from posthouse.enqueue('a', '2', {key}, dedupe_policy => '{policy}')")).await;
+        let rows = s
+            .rows(&format!("select deduped from posthouse.enqueue('a', '2', {key}, dedupe_policy => '{policy}')"))
+            .await;
         assert_eq!(rows[0].get::<_, Option<String>>(0).as_deref(), Some("replaced"), "{level}");
         s.run("commit").await;
     }
@@ -216,7 +222,8 @@ async fn a_key_that_is_held_delays_nobody_without_it() {
             ids.lock().unwrap().push(answer);
         }));
     }
-    let waiters = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
+    let waiters =
+        "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
     let other = queue.session().await;
     wait_until(SOON, "some of them wait for the keys", async || other.get::<i64>(waiters).await > 0).await;
     let begun = Instant::now();
@@ -253,7 +260,10 @@ async fn the_client_says_what_became_of_it() {
     assert_eq!(client.enqueue_job(same.clone()).await.unwrap().deduped, Some(Deduped::Kept));
     for policy in [DedupePolicy::Reject, DedupePolicy::Same] {
         let error = client.enqueue_job(job("3").dedupe_policy(policy)).await.unwrap_err();
-        assert!(error.is_duplicate() && !error.is_transient() && error.to_string().contains(&first.id.to_string()), "{error}");
+        assert!(
+            error.is_duplicate() && !error.is_transient() && error.to_string().contains(&first.id.to_string()),
+            "{error}"
+        );
         let error = client.enqueue_many(&[job("3").dedupe_policy(policy)]).await.unwrap_err();
         assert!(error.is_duplicate(), "{error}");
     }
@@ -263,6 +273,7 @@ async fn the_client_says_what_became_of_it() {
     s.worker(&["a"]).await.claim(&s, 1).await;
     let behind = client.enqueue_job(job("4").dedupe_policy(DedupePolicy::Rerun)).await.unwrap();
     assert_eq!((behind.duplicate, behind.deduped), (false, Some(Deduped::Behind)));
-    let error = client.enqueue_job(NewJob::from_json("a", "1").unwrap().dedupe_policy(DedupePolicy::Keep)).await.unwrap_err();
+    let error =
+        client.enqueue_job(NewJob::from_json("a", "1").unwrap().dedupe_policy(DedupePolicy::Keep)).await.unwrap_err();
     assert!(error.is_invalid() && error.to_string().starts_with("dedupe_policy:"), "{error}");
 }

@@ -22,8 +22,10 @@ use crate::worker_support::{Background, worker_at};
 const INTERNAL: &[&str] = &[
     // 00_common
     "check_name check_isolation cap_text clean_json backoff hold_lane naps wake_lane lane_for notify_queue is_alone notify_lanes",
-    // 10_enqueue
-    "take_key check_job survey take_keys parse_jobs check_jobs check_tokens asked_gates",
+    // 10_enqueue, 12_dedupe, 13_depth, 14_origin
+    "check_job survey take_keys parse_jobs check_jobs check_tokens asked_gates canonical_json payload_hash payload_key check_dedupe follow_up
+     follow_missed take_held_key take_key_of_batch replace_held refuse_held replace_job mark_behind is_limited mark_limited count_waiting
+     count_depths note_depth check_depth depth_of origin_now copy_reason check_origin",
     // 15_gates, 16_admit, 37_settle_gates, 38_admit_calls
     "estimate_tokens check_gate hold_gates check_gates gates_of gates_named wake_blocked wake_endpoint count_running below_at block_lanes pass_on book_gates counted free_gates gate_room gated_jobs
      gates_open_at hold_counts is_held_back look_at_gates models_instead settle_gates take_gated take_gated_part make_shares wake_gate wake_missed weigh_lanes

@@ -1,5 +1,6 @@
 //! The queue by its SQL functions, as a program in any language sees it: behaviour, races, plans, the schema itself.
 
+mod adopt;
 mod alerts;
 mod bulk;
 mod claim;
@@ -7,6 +8,7 @@ mod cost;
 mod dead_letters;
 mod dedupe;
 mod dedupe_races;
+mod depth;
 mod enqueue;
 mod expiry;
 mod gates;

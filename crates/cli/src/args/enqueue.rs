@@ -4,21 +4,24 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use posthouse::job::DedupePolicy;
 
 /// Put jobs into a queue
 ///
 /// One job: its kind, and its payload as JSON text, from a file with @FILE, or from standard input with `-`. The answer names
-/// the job's id; with a dedupe key that a job holds already, it names that job and says `duplicate`.
+/// the job's id; with a dedupe key that a job holds already, it names that job and says `duplicate`, or what --dedupe-policy
+/// asks for: see docs/dedupe.md.
 ///
 /// Many jobs: `--jsonl FILE` reads a JSON object a line, with the fields kind, payload, queue, tenant, priority, delay_ms,
-/// run_at, max_attempts, timeout_ms, gates, tokens, dedupe_key and dedupe_for_ms; all but kind may be left out. Options on the command line
-/// are the defaults for lines that do not say. Lines go in batches, each all or nothing. At a line that is refused it stops, says
+/// run_at, max_attempts, timeout_ms, gates, tokens, dedupe_key, dedupe_by_payload, dedupe_policy and dedupe_for_ms; all but kind may be
+/// left out. Options on the command line are the defaults for lines that do not say. Lines go in batches, each all or nothing. At a line that is refused it stops, says
 /// which one, and how to go on from there.
 #[derive(Debug, Args)]
 #[command(after_long_help = "EXAMPLES:
   posthouse enqueue summarize '{\"text\":\"Postgres is …\"}'
   posthouse enqueue summarize @letter.json --tenant acme --priority 5
   jq -n '{text: \"…\"}' | posthouse enqueue summarize - --dedupe-key letter-17
+  posthouse enqueue reindex '{\"doc\":7}' --dedupe-by-payload --dedupe-policy rerun
   posthouse enqueue report '{}' --run-at '2027-01-31 08:00 Europe/Rome' --timeout 10m
   posthouse enqueue sync '{\"id\":7}' --gate crm --tokens 3000
   posthouse enqueue --jsonl jobs.jsonl
@@ -69,11 +72,20 @@ pub(crate) struct Enqueue {
     pub(crate) tokens: Option<u32>,
 
     /// While a job of this tenant and kind holds this key, answer with that job instead of a new one
-    #[arg(long, value_name = "KEY", conflicts_with = "jsonl")]
+    #[arg(long, value_name = "KEY", conflicts_with = "jsonl", group = "key")]
     pub(crate) dedupe_key: Option<String>,
 
+    /// The key is a hash of the payload: jobs with equal payloads are the same job
+    #[arg(long, conflicts_with = "dedupe_key", group = "key")]
+    pub(crate) dedupe_by_payload: bool,
+
+    /// What becomes of it if a job holds the key: keep (that one stands for it, the default), reject, replace (the job that waits gets its
+    /// payload and times), rerun (one more runs after the one that runs), same (keep, but refuse another payload)
+    #[arg(long, value_name = "POLICY", value_parser = policy)]
+    pub(crate) dedupe_policy: Option<DedupePolicy>,
+
     /// How long the key stands. Default: until the job is final
-    #[arg(long, allow_hyphen_values = true, value_name = "DURATION", value_parser = super::time::duration, requires = "dedupe_key")]
+    #[arg(long, allow_hyphen_values = true, value_name = "DURATION", value_parser = super::time::duration, requires = "key")]
     pub(crate) dedupe_for: Option<Duration>,
 
     /// Enqueue a job a line from this file, or - for standard input
@@ -94,4 +106,9 @@ pub(crate) struct Enqueue {
     /// Report every bad line and go on, instead of stopping at the first
     #[arg(long, requires = "jsonl", conflicts_with = "kind")]
     pub(crate) keep_going: bool,
+}
+
+/// A policy by its name.
+fn policy(text: &str) -> Result<DedupePolicy, String> {
+    text.parse().map_err(|error: posthouse::Error| error.to_string())
 }

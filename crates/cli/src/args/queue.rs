@@ -5,6 +5,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueEnum};
 use posthouse::store::Retention;
 
+use super::depth::{Depth, depth};
 use super::gate::Closing;
 use super::time::duration;
 
@@ -57,7 +58,8 @@ pub(crate) enum Queue {
   posthouse queue set mail --retention 30d --retention-cancelled 7d --retention-failed 1y
   posthouse queue set metrics --retention 0
   posthouse queue set chats --serial-by conversation
-  posthouse queue set chats --serial-by none --fair-by tokens")]
+  posthouse queue set chats --serial-by none --fair-by tokens
+  posthouse queue set imports --max-depth 5000")]
 pub(crate) struct QueueSet {
     /// The queue
     #[arg(value_name = "NAME")]
@@ -85,6 +87,9 @@ pub(crate) struct QueueChanges {
     /// By what tenants get the same share
     #[arg(long, value_enum, ignore_case = true)]
     pub(crate) fair_by: Option<FairBy>,
+    /// How many jobs may wait in it before new ones are refused; `none`: any number
+    #[arg(long, value_name = "N", value_parser = depth)]
+    pub(crate) max_depth: Option<Depth>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

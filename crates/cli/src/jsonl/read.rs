@@ -27,6 +27,8 @@ struct Line {
     gates: Option<Vec<String>>,
     tokens: Option<u32>,
     dedupe_key: Option<String>,
+    dedupe_by_payload: Option<bool>,
+    dedupe_policy: Option<String>,
     dedupe_for_ms: Option<f64>,
 }
 
@@ -75,11 +77,29 @@ pub(super) fn job(line: &[u8], args: &Enqueue) -> Result<NewJob, String> {
     if let Some(run_at) = line.run_at.or_else(|| args.run_at.clone().filter(|_| !says_when)) {
         job = job.run_at_text(run_at);
     }
-    match (line.dedupe_key, milliseconds("dedupe_for_ms", line.dedupe_for_ms)?) {
-        (Some(key), None) => job = job.dedupe_key(key),
-        (Some(key), Some(window)) => job = job.dedupe_key(key).dedupe_for(DedupeFor::Window(window)),
-        (None, Some(_)) => return Err("dedupe_for_ms: needs a dedupe_key".to_owned()),
-        (None, None) => {}
+    let by_payload = line.dedupe_by_payload.unwrap_or(args.dedupe_by_payload && line.dedupe_key.is_none());
+    let is_keyed = by_payload || line.dedupe_key.is_some();
+    let window = milliseconds("dedupe_for_ms", line.dedupe_for_ms)?.or(args.dedupe_for.filter(|_| is_keyed));
+    let policy = match &line.dedupe_policy {
+        Some(policy) => Some(policy.parse().map_err(|error: posthouse::Error| error.to_string())?),
+        None => args.dedupe_policy.filter(|_| is_keyed),
+    };
+    for (field, is_given) in [("dedupe_for_ms", window.is_some()), ("dedupe_policy", policy.is_some())] {
+        if is_given && !is_keyed {
+            return Err(format!("{field}: needs a dedupe_key or dedupe_by_payload"));
+        }
+    }
+    if let Some(key) = line.dedupe_key {
+        job = job.dedupe_key(key);
+    }
+    if by_payload {
+        job = job.dedupe_by_payload();
+    }
+    if let Some(policy) = policy {
+        job = job.dedupe_policy(policy);
+    }
+    if let Some(window) = window {
+        job = job.dedupe_for(DedupeFor::Window(window));
     }
     Ok(job)
 }
