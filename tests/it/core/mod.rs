@@ -13,6 +13,7 @@ mod enqueue;
 mod expiry;
 mod gates;
 mod gates_closing;
+mod gates_dead_rows;
 mod gates_explain;
 mod gates_many;
 mod gates_once;
