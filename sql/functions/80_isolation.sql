@@ -118,6 +118,13 @@ as $$
     ('set_alert', 'owner', array['operate']),
     ('test_alert', 'owner', array['operate']),
 
+    ('doctor', 'owner', array['operate']),
+    ('doctor_settings', 'owner', array['operate']),
+    ('doctor_tables', 'owner', array['operate']),
+    ('doctor_jobs', 'owner', array['operate']),
+    ('doctor_workers', 'owner', array['operate']),
+    ('doctor_horizon', 'owner', array['operate']),
+
     ('sees_all', 'owner', array['enqueue', 'worker', 'read', 'operate']),
     ('own_tenant', 'owner', array['enqueue', 'worker', 'read', 'operate']),
     ('own_lanes', 'owner', array['worker', 'read', 'operate']),

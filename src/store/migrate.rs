@@ -93,6 +93,7 @@ const FUNCTIONS: &[&str] = &[
     include_str!("../../sql/functions/71_partitions.sql"),
     include_str!("../../sql/functions/72_schedules.sql"),
     include_str!("../../sql/functions/75_alerts.sql"),
+    include_str!("../../sql/functions/77_doctor.sql"),
     include_str!("../../sql/functions/78_gauges.sql"),
     include_str!("../../sql/functions/80_isolation.sql"),
     include_str!("../../sql/views.sql"),

@@ -1,8 +1,11 @@
 //! `posthouse db`: make, check and find the schema.
 
+mod doctor;
+mod migrate;
+
 use std::process::ExitCode;
 
-use posthouse::store::{Isolation, isolate, migrate, schema_status};
+use posthouse::store::{Isolation, isolate, schema_status};
 use serde_json::json;
 
 use crate::args::{Db, Global};
@@ -14,33 +17,12 @@ use crate::{connect, dev_record};
 /// Runs the subcommand.
 pub(crate) async fn run(command: Db, global: &Global) -> Result<ExitCode> {
     match command {
-        Db::Migrate => apply(global).await,
+        Db::Migrate(args) => migrate::run(args, global).await,
         Db::Status => status(global).await,
+        Db::Doctor(args) => doctor::run(args, global).await,
         Db::Isolate { dry_run, undo } => apart(dry_run, undo, global).await,
         Db::Url { show_password } => url(show_password, global),
     }
-}
-
-async fn apply(global: &Global) -> Result<ExitCode> {
-    let database = connect::database(global)?;
-    let before = schema_status(&database).await?;
-    let applied = migrate(&database).await?;
-    let now = schema_status(&database).await?;
-    let version = now.version;
-    let renewed = before.version > 0 && !before.functions_current && now.functions_current;
-    if global.json {
-        let applied: Vec<_> = applied.iter().map(|m| json!({ "version": m.version, "name": m.name })).collect();
-        output::json(&json!({ "applied": applied, "version": version, "functions_renewed": renewed }))?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    for migration in &applied {
-        output::line(format_args!("migration {} {} {GOOD}applied{GOOD:#}", migration.version, migration.name))?;
-    }
-    if renewed {
-        output::line(format_args!("functions and views {GOOD}renewed{GOOD:#}"))?;
-    }
-    output::line(format_args!("the schema is up to date (version {version})"))?;
-    Ok(ExitCode::SUCCESS)
 }
 
 async fn status(global: &Global) -> Result<ExitCode> {

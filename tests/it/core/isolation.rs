@@ -52,6 +52,8 @@ const INTERNAL: &[&str] = &[
     "alert_text fold_alert quiet_of is_about_webhook tell_alert fold_dead_letters tell_alerts hold_alerts watch_workers oldest_due_job watch_age watch",
     // 78_gauges
     "queue_labels sample_percent count_queues running_by_queue oldest_by_queue gauge_fleet gauge_database count_gauges",
+    // 77_doctor
+    "doctor_setting doctor_ids",
     // 80_isolation
     "is_isolated rights is_trusted refuse_stranger check_enqueue check_job_login bind_login unbind_login row_rule role_list isolation_steps
      isolation_end_steps run_steps isolate end_isolation",

@@ -1,6 +1,10 @@
 //! The arguments of `posthouse db`.
 
-use clap::Subcommand;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+
+use super::time;
 
 pub(super) const LONG: &str = "Make, check and find the database schema.
 
@@ -9,6 +13,7 @@ Everything Posthouse has lives in the schema `posthouse` of the database.";
 pub(super) const EXAMPLES: &str = "EXAMPLES:
   posthouse db migrate
   posthouse db status --json
+  posthouse db doctor
   psql \"$(posthouse db url --show-password)\"";
 
 #[derive(Debug, Subcommand)]
@@ -16,11 +21,15 @@ pub(crate) enum Db {
     /// Bring the schema up to date
     ///
     /// Applies the migrations that are missing, and renews functions and views. Safe to run from several processes at once and
-    /// over and over. A schema newer than this binary is left alone.
+    /// over and over, and while workers are at work. A schema newer than this binary is left alone.
+    ///
+    /// A lock on a table in use is waited for 50 milliseconds at most, then everybody else goes on and it is tried again later;
+    /// stderr says who holds it.
     #[command(after_long_help = "EXAMPLES:
   posthouse db migrate
+  posthouse db migrate --wait 1h
   posthouse db migrate --database-url postgres://owner@db.internal/app")]
-    Migrate,
+    Migrate(DbMigrate),
 
     /// Show where the schema stands
     ///
@@ -29,6 +38,17 @@ pub(crate) enum Db {
   posthouse db status
   posthouse db status --json || posthouse db migrate")]
     Status,
+
+    /// Find out what is wrong with the database, or soon will be
+    ///
+    /// Looks at settings, schema, partitions, indexes, jobs, sweeps, workers, the clock and poolers, and at what keeps dead rows from
+    /// being removed: open and prepared transactions, replication slots, standbys. Says what was found, why it matters and what
+    /// mends it; changes nothing. Exit code 1 if something is bad. Sees most as the owner of the schema with pg_read_all_stats.
+    #[command(after_long_help = "EXAMPLES:
+  posthouse db doctor
+  posthouse db doctor --older-than 30s
+  posthouse db doctor --json || page somebody")]
+    Doctor(DbDoctor),
 
     /// Make roles with least rights, and let tenants log in to Postgres themselves
     ///
@@ -66,4 +86,27 @@ THEN, in psql:
         #[arg(long)]
         show_password: bool,
     },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DbMigrate {
+    /// Give up when a lock cannot be had for so long
+    #[arg(long, value_name = "DURATION", value_parser = time::duration, default_value = "10m")]
+    pub(crate) wait: Duration,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DbDoctor {
+    /// Tell of transactions that hold back dead rows for longer; from twelve times that on they are bad [default: 5m]
+    #[arg(long, value_name = "DURATION", value_parser = time::duration)]
+    pub(crate) older_than: Option<Duration>,
+    /// Tell of replication slots and standbys that hold back more transactions [default: 100000]
+    #[arg(long, value_name = "N")]
+    pub(crate) xids: Option<u32>,
+    /// Tell of tables with more dead rows, if they have fewer live ones [default: 100000]
+    #[arg(long, value_name = "N")]
+    pub(crate) dead_rows: Option<u32>,
+    /// Look at so many jobs of each sort one by one, the oldest first [default: 100000]
+    #[arg(long, value_name = "N")]
+    pub(crate) max_jobs: Option<u32>,
 }

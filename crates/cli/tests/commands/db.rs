@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use posthouse::testing::TestDatabase;
 use serde_json::json;
 
-use crate::support::{answer, posthouse};
+use crate::support::{Queue, answer, posthouse};
 
 #[tokio::test]
 async fn a_new_database_is_migrated_by_several_at_once() {
@@ -37,6 +37,55 @@ async fn a_new_database_is_migrated_by_several_at_once() {
     let after = answer(&mut command(&["db", "status", "--json"]), None).fine().json();
     assert_eq!((&after["version"], &after["functions_current"]), (&json!(known), &json!(true)));
     assert!(answer(&mut command(&["db", "status"]), None).fine().stdout.contains("Postgres "));
+}
+
+#[tokio::test]
+async fn a_migration_says_who_holds_it_up() {
+    let database = TestDatabase::new("", async |_| Ok::<_, std::io::Error>(())).await;
+    let migrate = |wait: &str| {
+        let mut command = posthouse();
+        command.args(["db", "migrate", "--wait", wait, "--database-url", database.url()]);
+        command
+    };
+    answer(&mut migrate("10s"), None).fine();
+    let reader = database.connect().await;
+    reader
+        .batch_execute(
+            "update posthouse.meta set value = 'older' where name = 'functions'; set application_name = 'report';
+             begin; select count(*) from posthouse.jobs",
+        )
+        .await
+        .unwrap();
+    let refused = answer(&mut migrate("1s"), None)
+        .failed(1, &["functions and views", "report, idle in transaction", "trying again"]);
+    assert!(refused.stderr.contains("no lock within"), "{refused:?}");
+    let waiting = std::thread::spawn({
+        let mut command = migrate("60s");
+        move || answer(&mut command, None)
+    });
+    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    reader.batch_execute("commit").await.unwrap();
+    let done = waiting.join().unwrap().fine();
+    assert!(done.stdout.contains("functions and views renewed"), "{done:?}");
+}
+
+#[tokio::test]
+async fn the_doctor_tells_what_is_wrong_and_how_to_mend_it() {
+    let queue = Queue::new().await;
+    let said = queue.run(&["db", "doctor", "--older-than", "1h"]);
+    // The servers of tests do not flush to disk.
+    assert!(said.code == 1 && said.stdout.contains("BAD     durability: fsync is off"), "{said:?}");
+    assert!(said.stdout.contains("fix   alter system set fsync = 'on'") && said.stdout.contains(" bad, "), "{said:?}");
+    assert!(said.stdout.lines().any(|line| line.starts_with("fine ") && line.contains("indexes")), "{said:?}");
+    let json = queue.run(&["db", "doctor", "--json"]).json();
+    let findings = json["findings"].as_array().unwrap();
+    assert_eq!(json["bad"].as_u64().unwrap() as usize, findings.iter().filter(|f| f["severity"] == "bad").count());
+    assert!(findings.iter().any(|f| f["check"] == "durability" && f["subject"] == "fsync"), "{json}");
+    assert!(json["fine"].as_array().unwrap().iter().any(|check| check == "claims"), "{json}");
+    // One that cannot be reached is no finding, but an error.
+    let mut far = posthouse();
+    far.args(["db", "doctor", "--database-url", "postgres://u@127.0.0.1:1/d"]);
+    answer(&mut far, None).failed(1, &["no connection"]);
 }
 
 #[test]
