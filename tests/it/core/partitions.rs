@@ -181,7 +181,7 @@ async fn a_purged_dead_letter_leaves_no_payload_anywhere() {
     ids_up_to(&s, 1_100_000).await;
     expire(&s).await;
     assert_eq!(retire(&s).await, ["spared", "detached", "dropped", "idle"]);
-    assert_eq!(s.get::<i64>("select posthouse.purge(queue => 'default')").await, 1);
+    assert_eq!(s.get::<i64>("select posthouse.purge(queue => 'q')").await, 1);
     assert_eq!((s.count("posthouse.payload").await, s.count("posthouse.spare_payload").await), (0, 0));
 }
 
