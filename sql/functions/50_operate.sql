@@ -188,12 +188,13 @@ begin
   if 'queued' = any(f.states) then
     for j in select x.* from posthouse.job x where x.id = any(picked) order by x.id for update skip locked loop
       picked := array_remove(picked, j.id);
-      continue when j.state <> 'queued' or j.run_at <= clock_timestamp();
+      -- One that is due at infinity waits for the job that holds its dedupe key.
+      continue when j.state <> 'queued' or j.run_at <= clock_timestamp() or j.run_at = 'infinity';
       perform posthouse.requeue_job(j, clock_timestamp(), false, false, 'retry asked for');
       perform posthouse.free_serial(j.lane_id);
       changed := changed + 1;
     end loop;
-    select busy + count(*) into busy from posthouse.job x where x.id = any(picked) and x.state = 'queued' and x.run_at > clock_timestamp();
+    select busy + count(*) into busy from posthouse.job x where x.id = any(picked) and x.state = 'queued' and x.run_at > clock_timestamp() and x.run_at < 'infinity';
   end if;
 end $$;
 

@@ -55,8 +55,8 @@ async fn a_rate_gives_them_times_one_after_the_other() {
     let queue = broken().await;
     let answer = queue.run(&["dead", "redrive", "--all", "--rate", "30/m"]).fine();
     assert_eq!((&*answer.stdout, &*answer.stderr), ("4 redriven\n", "one becomes due every 2s\n"));
-    let apart = "select round(extract(epoch from run_at - lag(run_at) over (order by id)))::text
-      from posthouse.job order by id offset 1";
+    let apart = "select round(extract(epoch from run_at - lag(run_at) over (order by run_at)))::text
+      from posthouse.job order by run_at offset 1";
     assert_eq!(queue.texts(apart).await, ["2", "2", "2"]);
     queue.run(&["dead", "redrive", "--all", "--rate", "0"]).failed(2, &["--rate"]);
 }
