@@ -117,7 +117,8 @@ create table posthouse.dead_letter (
   tokens integer,
   constraint dead_letter_pkey PRIMARY KEY (id)
 );
-CREATE INDEX dead_letter_failed ON posthouse.dead_letter USING btree (failed_at);
+CREATE INDEX dead_letter_failed ON posthouse.dead_letter USING btree (failed_at, id);
+CREATE INDEX dead_letter_group ON posthouse.dead_letter USING btree (lane_id, class, failed_at, id);
 
 create table posthouse.dedupe (
   tenant text not null,
@@ -236,7 +237,7 @@ create table posthouse.job (
   reserved integer,
   instead text,
   admitted bigint[],
-  unsure integer,
+  unsure text,
   constraint job_pkey PRIMARY KEY (id)
 ) with (fillfactor=80, autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_threshold=2000);
 CREATE INDEX job_ready ON posthouse.job USING btree (lane_id, run_at, id) WHERE (state = 'queued'::posthouse.job_state);
@@ -308,6 +309,22 @@ create table posthouse.queue (
   retention_failed interval,
   constraint queue_pkey PRIMARY KEY (name)
 );
+
+create table posthouse.redriven (
+  job_id bigint not null,
+  number integer not null,
+  redriven_at timestamp with time zone not null,
+  redriven_by text not null,
+  state text not null,
+  attempt integer not null,
+  fence integer not null,
+  class text,
+  error text,
+  changes jsonb not null,
+  payload jsonb,
+  constraint redriven_pkey PRIMARY KEY (job_id, number)
+);
+CREATE INDEX redriven_at ON posthouse.redriven USING btree (redriven_at);
 
 create table posthouse.revived (
   id bigint not null,
@@ -630,6 +647,23 @@ begin
   if used < reserved then
     perform posthouse.notify_queue('*');
   end if;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.adopt()
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  o record;
+begin
+  select x.* into o from posthouse.origin() x;
+  if not o.is_copy then
+    return false;
+  end if;
+  update posthouse.meta m set value = (o.here || jsonb_build_object('stamped', clock_timestamp()))::text where m.name = 'origin';
+  return true;
 end $function$
 ;
 
@@ -1080,6 +1114,42 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.cancel_many(filter jsonb, max_jobs integer DEFAULT 500, after jsonb DEFAULT NULL::jsonb, OUT changed bigint, OUT busy bigint, OUT refused jsonb, OUT next jsonb)
+ RETURNS record
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+AS $function$
+declare
+  f posthouse.job_filter := posthouse.parse_filter(filter, '{queued,running,waiting}', '{queued,running,waiting}');
+  picked bigint[];
+  j posthouse.job;
+  lanes bigint[] := '{}';
+  workers uuid[] := '{}';
+begin
+  select p.ids, p.next into picked, next from posthouse.pick_jobs(f, posthouse.check_batch(max_jobs), after) p;
+  changed := 0;
+  refused := '[]';
+  for j in select x.* from posthouse.job x where x.id = any(picked) order by x.id for update skip locked loop
+    picked := array_remove(picked, j.id);
+    continue when not j.state::text = any(f.states);
+    if j.state = 'running' then
+      continue when j.cancel_asked;
+      update posthouse.job x set cancel_asked = true where x.id = j.id;
+      workers := workers || j.worker;
+    else
+      perform posthouse.archive_job(j, 'cancelled', null, null);
+      lanes := lanes || j.lane_id;
+    end if;
+    changed := changed + 1;
+  end loop;
+  select count(*) into busy from posthouse.job x where x.id = any(picked);
+  perform pg_notify('posthouse_cancel', w::text) from (select distinct w from unnest(workers) w) w;
+  perform posthouse.free_serial(l) from (select distinct l from unnest(lanes) l) l;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.canonical_json(value jsonb)
  RETURNS text
  LANGUAGE plpgsql
@@ -1123,6 +1193,135 @@ AS $function$
     else left(value, 4000) || format(' … [cut: %s bytes in all]', octet_length(value))
   end
 $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.change_payload(kind text, payload jsonb, changes jsonb, OUT changed jsonb, OUT complaint text)
+ RETURNS record
+ LANGUAGE plpgsql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  path text[];
+  parent jsonb;
+  one jsonb;
+begin
+  changed := coalesce(changes -> 'payload', payload);
+  for one in select s from jsonb_array_elements(changes -> 'set') s loop
+    path := array(select jsonb_array_elements_text(one -> 'path'));
+    parent := changed #> path[:cardinality(path) - 1];
+    if (case jsonb_typeof(parent) when 'object' then true
+          when 'array' then path[cardinality(path)] ~ '^[0-9]{1,6}$' and path[cardinality(path)]::int <= jsonb_array_length(parent)
+        end) is not true then
+      complaint := format('%s cannot be set: the payload has no such place', array_to_string(path, '.'));
+      return;
+    end if;
+    changed := jsonb_set(changed, path, one -> 'value');
+  end loop;
+  if changes ? 'model' then
+    if jsonb_typeof(changed) <> 'object' or kind <> 'llm.chat' and jsonb_typeof(changed -> 'model') is distinct from 'string' then
+      complaint := format('the payload of kind %s names no model: it takes the one of its worker''s configuration', quote_ident(kind));
+      return;
+    end if;
+    changed := changed || jsonb_build_object('model', changes -> 'model');
+  end if;
+  if pg_column_size(changed) > 33554432 then
+    complaint := 'the payload would be larger than 32 MiB';
+  end if;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.changed_lane(l posthouse.lane, d posthouse.dead_letter, payload jsonb, changed jsonb, changes jsonb, due timestamp with time zone, OUT to_lane bigint, OUT differences jsonb)
+ RETURNS record
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  queue text := coalesce(changes ->> 'queue', l.queue);
+  priority int := coalesce((changes ->> 'priority')::int, l.priority);
+  gates text[] := l.gates;
+  serial text := l.serial;
+  serial_by text;
+  was text := case when jsonb_typeof(payload) = 'object' then payload ->> 'model' end;
+  now_is text := case when jsonb_typeof(changed) = 'object' then changed ->> 'model' end;
+begin
+  if was is distinct from now_is and (l.kind = 'llm.chat' or 'model:' || was = any(l.gates)) then
+    gates := array_remove(gates, 'model:' || was);
+    gates := posthouse.asked_gates(case when now_is is not null then 'llm.chat' end, changed, gates);
+  end if;
+  if queue <> l.queue or changed is distinct from payload then
+    select q.serial_by into serial_by from posthouse.queue q where q.name = queue;
+    serial := case when serial_by is null then '' else posthouse.serial_value(changed, serial_by) end;
+  end if;
+  to_lane := posthouse.lane_for(queue, priority, l.tenant, l.kind, gates, serial, due);
+  select coalesce(jsonb_object_agg(x.field, jsonb_build_object('from', x.was, 'to', x.now_is)), '{}') into differences
+  from (values ('queue', to_jsonb(l.queue), to_jsonb(queue)), ('priority', to_jsonb(l.priority), to_jsonb(priority)),
+    ('max_attempts', to_jsonb(d.max_attempts), coalesce(changes -> 'max_attempts', to_jsonb(d.max_attempts))),
+    ('timeout_ms', coalesce(to_jsonb(d.timeout_ms), 'null'), coalesce(changes -> 'timeout_ms', to_jsonb(d.timeout_ms), 'null')),
+    ('model', coalesce(to_jsonb(was), 'null'), coalesce(to_jsonb(now_is), 'null'))) x(field, was, now_is)
+  where x.was <> x.now_is;
+  if changed is distinct from payload then
+    differences := differences || jsonb_build_object('payload', case when changes ? 'set'
+      then to_jsonb(array(select array_to_string(array(select jsonb_array_elements_text(s -> 'path')), '.') from jsonb_array_elements(changes -> 'set') s))
+      when changes ? 'payload' then '"replaced"' else '["model"]' end);
+  end if;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.check_batch(max_jobs integer)
+ RETURNS integer
+ LANGUAGE plpgsql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+  if (max_jobs between 1 and 10000) is not true then
+    raise exception using errcode = 'PH001', message = format('max_jobs: %s is not between 1 and 10000', coalesce(max_jobs::text, 'null')),
+      hint = 'Call again with what `next` answered until that is null.';
+  end if;
+  return max_jobs;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.check_changes(changes jsonb)
+ RETURNS void
+ LANGUAGE plpgsql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  fields constant text[] := '{model,max_attempts,timeout_ms,queue,priority,payload,set}';
+  field text;
+  complaint text;
+begin
+  if changes is null or jsonb_typeof(changes) <> 'object' then
+    raise exception using errcode = 'PH001', message = 'changes: must be a JSON object, such as {"max_attempts": 3}';
+  end if;
+  select k into field from jsonb_object_keys(changes) k where k <> all(fields) limit 1;
+  complaint := case
+    when field is not null then format('unknown field %s; the fields are %s', quote_ident(field), array_to_string(fields, ', '))
+    when changes ? 'model' and (jsonb_typeof(changes -> 'model') <> 'string' or octet_length(changes ->> 'model') not between 1 and 190)
+      then 'model: must be a name of 1 to 190 bytes'
+    when changes ? 'max_attempts' and (changes ->> 'max_attempts' ~ '^[0-9]{1,4}$' and (changes ->> 'max_attempts')::int between 1 and 1000) is not true
+      then format('max_attempts: %s is not between 1 and 1000', changes ->> 'max_attempts')
+    when changes ? 'timeout_ms' and changes -> 'timeout_ms' <> 'null'
+      and (changes ->> 'timeout_ms' ~ '^[0-9]{1,11}$' and (changes ->> 'timeout_ms')::bigint between 1 and 31557600000) is not true
+      then format('timeout_ms: %s is not between 1 and a year; null takes the limit off', changes ->> 'timeout_ms')
+    when changes ? 'priority' and (changes ->> 'priority' ~ '^-?[0-9]{1,9}$') is not true
+      then format('priority: %s is no whole number of up to nine digits', changes ->> 'priority')
+    when changes ?& '{payload,set}' then 'payload, set: give one of them, not both'
+    when changes ? 'set' and (jsonb_typeof(changes -> 'set') = 'array' and not exists (
+        select from jsonb_array_elements(changes -> 'set') s
+        where (jsonb_typeof(s -> 'path') = 'array' and jsonb_array_length(s -> 'path') > 0 and s ? 'value') is not true)) is not true
+      then 'set: must be a list of {"path": ["field", …], "value": …}'
+  end;
+  if complaint is not null then
+    raise exception using errcode = 'PH001', message = 'changes: ' || complaint;
+  end if;
+  if changes ? 'queue' then
+    perform posthouse.check_name('changes: queue', changes ->> 'queue');
+  end if;
+end $function$
 ;
 
 CREATE OR REPLACE FUNCTION posthouse.check_dedupe(dedupe_key text, dedupe_for interval, dedupe_policy text, dedupe_by_payload boolean)
@@ -1397,6 +1596,26 @@ begin
       message = format('%s: %s bytes long, at most 200 are allowed', field, octet_length(value));
   elsif value ~ '[[:cntrl:]]' then
     raise exception using errcode = 'PH001', message = format('%s: must not contain control characters', field);
+  end if;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.check_origin()
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  o record;
+begin
+  select x.* into o from posthouse.origin() x;
+  if o.stamped is null then
+    insert into posthouse.meta (name, value) values ('origin', (o.here || jsonb_build_object('stamped', clock_timestamp()))::text)
+    on conflict do nothing;
+  elsif o.is_copy then
+    raise exception using errcode = 'PH011',
+      message = format('this database is a copy of another (%s), so no worker may run its jobs yet: the other one may run them too', o.reason),
+      hint = 'See what is queued, and confirm that it shall run here, with: posthouse db adopt (or select posthouse.adopt())';
   end if;
 end $function$
 ;
@@ -1818,13 +2037,31 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.copy_reason(stamped jsonb, here jsonb)
+ RETURNS text
+ LANGUAGE sql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+  select case
+    when stamped ? 'disowned' then format('somebody said at %s that it is a copy', stamped ->> 'disowned')
+    when stamped ->> 'database' <> here ->> 'database' and stamped ->> 'table' = here ->> 'table'
+      then 'it was made from another database as its template'
+    when stamped ->> 'table' <> here ->> 'table' then 'it was restored from a dump'
+    when stamped ->> 'database' <> here ->> 'database' then 'it is not the database that its first worker saw'
+    when stamped ->> 'server' <> here ->> 'server' and stamped ->> 'major' = here ->> 'major' then 'it is on another server'
+  end
+$function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.count_depths()
  RETURNS void
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
 begin
-  if not exists (select from posthouse.depth_limit) and not exists (select from posthouse.lane l where l.limited) then
+  if not exists (select from posthouse.depth_limit) and not exists (select from posthouse.lane l where l.limited)
+     and not exists (select from posthouse.depth_count) then
     return;
   end if;
   perform posthouse.mark_limited();
@@ -1956,16 +2193,24 @@ CREATE OR REPLACE FUNCTION posthouse.count_waiting(scope text, name text, most b
  SET jit TO 'off'
 AS $function$
 begin
-  -- Lanes that sleep with nothing to hold them back have no work.
+  -- Lanes that sleep with nothing to hold them back have no work; from the floor, so as not to walk over dead rows.
   if scope = 'queue' then
     return (select count(*) from (
       select from posthouse.lane l
-      cross join lateral (select from posthouse.job j where j.lane_id = l.id and j.state = 'queued' limit most offset 0) j
+      cross join lateral (
+        select from posthouse.job j
+        where j.lane_id = l.id and j.state = 'queued'
+          and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id order by f.floor_at desc limit 1), '-infinity')
+        limit most offset 0) j
       where l.queue = count_waiting.name and l.limited and (l.ready_at < 'infinity' or l.blocked_by is not null) limit most) x);
   end if;
   return (select count(*) from (
     select from posthouse.lane l
-    cross join lateral (select from posthouse.job j where j.lane_id = l.id and j.state = 'queued' limit most offset 0) j
+    cross join lateral (
+        select from posthouse.job j
+        where j.lane_id = l.id and j.state = 'queued'
+          and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id order by f.floor_at desc limit 1), '-infinity')
+        limit most offset 0) j
     where l.tenant = count_waiting.name and l.limited and (l.ready_at < 'infinity' or l.blocked_by is not null) limit most) x);
 end $function$
 ;
@@ -2053,6 +2298,82 @@ begin
   on conflict (lower) do update set due_at = '-infinity', over_at = 'infinity';
   update posthouse.id_range x set sliced_to = cut_to where x.lower = r.lower;
   return true;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.dead_filter(ids bigint[], queue text, kind text, tenant text)
+ RETURNS jsonb
+ LANGUAGE sql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+  select jsonb_strip_nulls(jsonb_build_object('ids', ids, 'queue', queue, 'kind', kind, 'tenant', tenant))
+$function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.dead_letters(filter jsonb DEFAULT '{"all": true}'::jsonb, max_rows integer DEFAULT 20, before_at timestamp with time zone DEFAULT NULL::timestamp with time zone, before_id bigint DEFAULT NULL::bigint)
+ RETURNS TABLE(id bigint, queue text, tenant text, kind text, priority integer, class text, error text, attempt integer, max_attempts integer, created_at timestamp with time zone, failed_at timestamp with time zone, redrives bigint)
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_custom_plan'
+ SET jit TO 'off'
+AS $function$
+#variable_conflict use_column
+declare
+  f posthouse.job_filter := posthouse.parse_filter(filter, '{failed}', '{failed}');
+  from_at timestamptz := coalesce(before_at, 'infinity');
+  from_id bigint := coalesce(before_id, 9223372036854775807);
+  by_lane boolean := num_nonnulls(f.queue, f.kind, f.tenant, f.class) > 0;
+  near int := case when by_lane and num_nonnulls(f.error, f.created_since, f.created_before, f.ids) = 0 then 2000 end;
+  n_seen int;
+  ids bigint[];
+begin
+  max_rows := posthouse.check_batch(max_rows);
+  with seen as (
+    select d.id, d.lane_id, d.class, d.error, d.created_at, d.failed_at from posthouse.dead_letter d
+    where (d.failed_at, d.id) < (from_at, from_id) and (f.ids is null or d.id = any(f.ids))
+      and (f.failed_since is null or d.failed_at >= f.failed_since) and (f.failed_before is null or d.failed_at < f.failed_before)
+    order by d.failed_at desc, d.id desc limit near
+  )
+  select array_agg(x.id) into ids from (
+    select s.id from seen s
+    where (not by_lane or (
+        select true from posthouse.lane l where l.id = s.lane_id and (f.queue is null or l.queue = f.queue)
+          and (f.kind is null or l.kind = f.kind) and (f.tenant is null or l.tenant = f.tenant)))
+      and (f.class is null or s.class = f.class) and (f.error is null or strpos(lower(s.error), lower(f.error)) > 0)
+      and (f.created_since is null or s.created_at >= f.created_since) and (f.created_before is null or s.created_at < f.created_before)
+    order by s.failed_at desc, s.id desc limit max_rows) x;
+  if near is not null and coalesce(cardinality(ids), 0) < max_rows then
+    with recursive groups as (
+      (select d.lane_id, d.class from posthouse.dead_letter d order by d.lane_id, d.class limit 1)
+      union all
+      select n.lane_id, n.class from groups g
+      cross join lateral (
+        select d.lane_id, d.class from posthouse.dead_letter d where (d.lane_id, d.class) > (g.lane_id, g.class)
+        order by d.lane_id, d.class limit 1) n
+    )
+    select array_agg(x.id) into ids from (
+      select d.id from groups g
+      cross join lateral (
+        select d.id, d.failed_at from posthouse.dead_letter d
+        where d.lane_id = g.lane_id and d.class = g.class and (d.failed_at, d.id) < (from_at, from_id)
+          and (f.failed_since is null or d.failed_at >= f.failed_since) and (f.failed_before is null or d.failed_at < f.failed_before)
+        order by d.failed_at desc, d.id desc limit max_rows) d
+      where (f.class is null or g.class = f.class) and (
+        select true from posthouse.lane l where l.id = g.lane_id and (f.queue is null or l.queue = f.queue)
+          and (f.kind is null or l.kind = f.kind) and (f.tenant is null or l.tenant = f.tenant))
+      order by d.failed_at desc, d.id desc limit max_rows) x;
+  end if;
+  return query
+    select d.id, l.queue, l.tenant, l.kind, l.priority, d.class, left(d.error, 500), d.attempt, d.max_attempts, d.created_at, d.failed_at,
+      (select count(*) from posthouse.redrives r where r.job_id = d.id)
+    from unnest(ids) with ordinality u(id, place)
+    cross join lateral (select x.* from posthouse.dead_letter x where x.id = u.id offset 0) d
+    cross join lateral (select x.* from posthouse.lane x where x.id = d.lane_id offset 0) l
+    order by u.place;
 end $function$
 ;
 
@@ -2167,6 +2488,371 @@ begin
   exception when lock_not_available then
     return false;
   end;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.disown()
+ RETURNS void
+ LANGUAGE sql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+  insert into posthouse.meta (name, value)
+  values ('origin', (posthouse.origin_now() || jsonb_build_object('disowned', clock_timestamp()))::text)
+  on conflict (name) do update set value = (meta.value::jsonb || jsonb_build_object('disowned', clock_timestamp()))::text
+$function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.doctor(older interval DEFAULT '00:05:00'::interval)
+ RETURNS TABLE(name text, severity text, subject text, what text, why text, fix text, detail jsonb)
+ LANGUAGE sql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+  select d.* from (
+    select * from posthouse.doctor_settings() union all select * from posthouse.doctor_tables() union all select * from posthouse.doctor_jobs()
+    union all select * from posthouse.doctor_workers() union all select * from posthouse.doctor_horizon(doctor.older)) d
+  order by array_position(array['bad', 'warning', 'note'], d.severity), d.name, d.subject
+$function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.doctor_horizon(older interval DEFAULT '00:05:00'::interval, xids integer DEFAULT 100000)
+ RETURNS TABLE(name text, severity text, subject text, what text, why text, fix text, detail jsonb)
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+declare
+  now_at timestamptz := clock_timestamp();
+  cost text;
+  cost_detail jsonb;
+  hidden bigint;
+begin
+  select format('vacuum cannot remove what was deleted since; the tables of the queue have %s dead rows and %s on disk%s', coalesce(sum(t.n_dead_tup), 0),
+      pg_size_pretty(coalesce(sum(pg_total_relation_size(t.relid)), 0)),
+      coalesce('; most in ' || (array_agg(t.relname::text order by t.n_dead_tup desc) filter (where t.n_dead_tup > 0))[1], '')),
+    jsonb_build_object('dead_rows', coalesce(sum(t.n_dead_tup), 0), 'bytes', coalesce(sum(pg_total_relation_size(t.relid)), 0))
+  into cost, cost_detail
+  from pg_stat_all_tables t where t.schemaname = 'posthouse';
+  -- A transaction that has no snapshot and wrote nothing holds back nothing.
+  return query
+    select 'horizon', case when now_at - a.xact_start > older * 12 then 'bad' else 'warning' end, 'pid ' || a.pid,
+      format('pid %s of %s (%s) has had a transaction open for %s, %s: %s', a.pid, a.usename, coalesce(nullif(a.application_name, ''), 'no application name'),
+        date_trunc('second', now_at - a.xact_start), a.state, left(regexp_replace(a.query, '[[:space:]]+', ' ', 'g'), 200)),
+      cost,
+      format('select pg_terminate_backend(%s); alter role %I set %s', a.pid, a.usename,
+        case when a.state like 'idle%' then 'idle_in_transaction_session_timeout = ''5min''' else 'statement_timeout = ''1h''' end),
+      cost_detail || jsonb_build_object('pid', a.pid, 'user', a.usename, 'application', a.application_name, 'state', a.state,
+        'seconds', floor(extract(epoch from now_at - a.xact_start)), 'query', left(a.query, 1000), 'xids', age(coalesce(a.backend_xmin, a.backend_xid)))
+    from pg_stat_activity a
+    where a.datname = current_database() and a.pid <> pg_backend_pid() and a.backend_type <> 'autovacuum worker'
+      and coalesce(a.backend_xmin, a.backend_xid) is not null and now_at - a.xact_start > older
+    order by a.xact_start limit 20;
+  return query
+    select 'horizon', case when now_at - p.prepared > older * 12 then 'bad' else 'warning' end, 'prepared ' || p.gid,
+      format('the prepared transaction %s of %s waits for its end since %s', quote_literal(p.gid), p.owner, date_trunc('second', now_at - p.prepared)),
+      cost || '; it holds its locks too, and survives restarts', format('rollback prepared %L -- or commit prepared: ask who prepared it', p.gid),
+      cost_detail || jsonb_build_object('gid', p.gid, 'user', p.owner, 'seconds', floor(extract(epoch from now_at - p.prepared)), 'xids', age(p.transaction))
+    from pg_prepared_xacts p where p.database = current_database() and now_at - p.prepared > older order by p.prepared limit 20;
+  return query
+    select 'slots', case when s.active then 'warning' else 'bad' end, 'slot ' || s.slot_name,
+      format('replication slot %s (%s, %s) ', s.slot_name, s.slot_type, case when s.active then 'in use by pid ' || s.active_pid else 'used by nobody' end)
+        || concat_ws(' and ',
+          case when age(s.xmin) >= xids then format('holds back the rows of the last %s transactions', age(s.xmin)) end,
+          case when age(s.catalog_xmin) >= xids then format('holds back the catalogues of the last %s transactions', age(s.catalog_xmin)) end,
+          case when s.restart_lsn is not null then format('keeps %s of WAL', pg_size_pretty(w.bytes)) end),
+      case when age(s.xmin) >= xids then cost || '; and ' else '' end || 'the WAL it keeps may fill the disk',
+      case when s.active then 'select * from pg_stat_replication -- its reader does not keep up: see there'
+        else format('select pg_drop_replication_slot(%L) -- if nobody comes back for it; and alter system set max_slot_wal_keep_size = ''10GB''', s.slot_name) end,
+      case when age(s.xmin) >= xids then cost_detail else '{}' end
+        || jsonb_build_object('slot', s.slot_name, 'active', s.active, 'xids', age(s.xmin), 'catalog_xids', age(s.catalog_xmin), 'wal_bytes', w.bytes)
+    from pg_replication_slots s
+    cross join lateral (select case when not pg_is_in_recovery() then pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn) end as bytes) w
+    where coalesce(s.wal_status, '') <> 'lost' and (not s.active and not s.temporary and s.restart_lsn is not null
+      or age(s.xmin) >= xids or age(s.catalog_xmin) >= xids)
+    order by s.slot_name;
+  return query
+    select 'standbys', 'warning', 'standby ' || coalesce(nullif(r.application_name, ''), r.pid::text),
+      format('standby %s (pid %s, %s, %s) holds back the rows of the last %s transactions by its feedback', coalesce(nullif(r.application_name, ''), '?'),
+        r.pid, r.usename, coalesce(host(r.client_addr), 'local'), age(r.backend_xmin)),
+      cost, 'alter system set max_standby_streaming_delay = ''30s''; alter system set hot_standby_feedback = off; select pg_reload_conf() -- on the standby; or end the long query there',
+      cost_detail || jsonb_build_object('pid', r.pid, 'application', r.application_name, 'xids', age(r.backend_xmin))
+    from pg_stat_replication r where r.backend_xmin is not null and age(r.backend_xmin) >= xids;
+  select count(*) into hidden from pg_stat_activity a where a.query = '<insufficient privilege>' and a.datname = current_database();
+  if hidden > 0 then
+    return query values ('rights', 'note', current_user::text,
+      format('%s may not look into %s sessions of other roles: whether they hold back dead rows, since when and by which statement, was not seen', current_user, hidden),
+      'a transaction that somebody forgot may be among them; and claims step over dead rows less well without this right',
+      format('grant pg_read_all_stats to %I', current_user), jsonb_build_object('sessions', hidden));
+  end if;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.doctor_ids(ids bigint[])
+ RETURNS text
+ LANGUAGE sql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+  select array_to_string(ids[:5], ', ') || case when cardinality(ids) > 5 then ', …' else '' end
+$function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.doctor_jobs(max_jobs integer DEFAULT 100000)
+ RETURNS TABLE(name text, severity text, subject text, what text, why text, fix text, detail jsonb)
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+declare
+  found_ids bigint[];
+  n bigint;
+  last_id bigint;
+  max_id bigint;
+begin
+  select array_agg(j.id), count(*) into found_ids, n
+  from (select x.id from posthouse.job x order by x.id limit max_jobs) j
+  where not exists (select from posthouse.payload p where p.id = j.id);
+  if n > 0 then
+    return query values ('payloads', 'bad', null, format('%s live jobs have no payload: %s', n, posthouse.doctor_ids(found_ids)),
+      'somebody deleted it, or a restore was not whole; a handler would get nothing to work on',
+      format('select posthouse.cancel(id) from unnest(%L::bigint[]) id -- or bring their rows of posthouse.payload back from a backup', found_ids[:1000]),
+      jsonb_build_object('jobs', n, 'ids', found_ids[:1000]));
+  end if;
+  -- Nobody would rescue them: a dead worker's jobs are found by its claims.
+  select array_agg(j.id), count(*) into found_ids, n
+  from (select x.id, x.worker, x.fence from posthouse.job x where x.state = 'running' order by x.id limit max_jobs) j
+  where not exists (
+    select from (select c.worker, u.id, u.fence from posthouse.claimed c cross join lateral unnest(c.job_ids, c.fences) u(id, fence) offset 0) c
+    where c.worker = j.worker and c.id = j.id and c.fence = j.fence);
+  if n > 0 then
+    return query values ('claims', 'bad', null, format('%s jobs are running and no claim names them: %s', n, posthouse.doctor_ids(found_ids)),
+      'if their worker dies, or is dead, nobody takes them back',
+      format('select posthouse.requeue_job(j, clock_timestamp(), true, true, ''claim lost'') from posthouse.job j where j.id = any(%L) and j.state = ''running'' -- when the worker is dead; they run again', found_ids[:1000]),
+      jsonb_build_object('jobs', n, 'ids', found_ids[:1000]));
+  end if;
+  select array_agg(j.id), count(*) into found_ids, n
+  from (select x.id from posthouse.job x order by x.id limit max_jobs) j
+  where exists (select from posthouse.archive a where a.id = j.id) or exists (select from posthouse.dead_letter d where d.id = j.id)
+    or exists (select from posthouse.tombstone t where t.id = j.id);
+  if n > 0 then
+    return query values ('homes', 'bad', null, format('%s jobs have ended and are live all the same: %s', n, posthouse.doctor_ids(found_ids)),
+      'an id was given twice or a row was put back by hand; they would run again, and could not be recorded',
+      format('delete from posthouse.job where id = any(%L) -- the record of their end is kept', found_ids[:1000]),
+      jsonb_build_object('jobs', n, 'ids', found_ids[:1000]));
+  end if;
+  select array_agg(d.id), count(*) into found_ids, n
+  from (select x.id from posthouse.dead_letter x order by x.id limit max_jobs) d
+  where exists (select from posthouse.archive a where a.id = d.id) or exists (select from posthouse.tombstone t where t.id = d.id);
+  if n > 0 then
+    return query values ('homes', 'bad', null, format('%s dead letters have ended another way as well: %s', n, posthouse.doctor_ids(found_ids)),
+      'an id was given twice or a row was put back by hand; a redrive would fail',
+      format('delete from posthouse.dead_letter where id = any(%L) -- or their rows of posthouse.archive, whichever is wrong', found_ids[:1000]),
+      jsonb_build_object('jobs', n, 'ids', found_ids[:1000]));
+  end if;
+  select case when s.is_called then s.last_value else 0 end into last_id from posthouse.job_id_seq s;
+  max_id := greatest((select max(j.id) from posthouse.job j), (select max(p.id) from posthouse.payload p), (select max(a.id) from posthouse.archive a),
+    (select max(d.id) from posthouse.dead_letter d), (select max(t.id) from posthouse.tombstone t));
+  if max_id > last_id then
+    return query values ('ids', 'bad', null, format('there is a job %s, and the next one will be %s', max_id, last_id + 1),
+      'the sequence was not restored with the tables, or lost its newest numbers in a failover: enqueues fail or give ids a second time',
+      format('select setval(''posthouse.job_id_seq'', %s)', max_id), jsonb_build_object('max_id', max_id, 'last_value', last_id));
+  end if;
+  select count(*) into n from (select from posthouse.job x limit max_jobs + 1) x;
+  if n > max_jobs then
+    return query values ('payloads', 'note', null, format('only the %s oldest live jobs were looked at', max_jobs), 'looking at all of them may take long',
+      'posthouse db doctor --max-jobs 1000000000', jsonb_build_object('looked_at', max_jobs));
+  end if;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.doctor_setting(setting text, value text)
+ RETURNS text
+ LANGUAGE sql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+  select coalesce((
+    select case
+        when s.setrole <> 0 then format('alter role %I', s.setrole::regrole::text) || case when s.setdatabase <> 0 then format(' in database %I', current_database()) else '' end
+        else format('alter database %I', current_database()) end
+      || format(' set %s = %L', setting, value)
+    from pg_db_role_setting s
+    where s.setdatabase in (0, (select d.oid from pg_database d where d.datname = current_database()))
+      and s.setrole in (0, (select r.oid from pg_roles r where r.rolname = session_user))
+      and exists (select from unnest(s.setconfig) c where starts_with(c, setting || '='))
+    order by s.setrole <> 0 desc, s.setdatabase <> 0 desc limit 1),
+    format('alter system set %s = %L; select pg_reload_conf()', setting, value))
+$function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.doctor_settings()
+ RETURNS TABLE(name text, severity text, subject text, what text, why text, fix text, detail jsonb)
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+declare
+  room bigint;
+  used bigint;
+begin
+  return query
+    select w.name, w.severity, s.name, format('%s is %s', s.name, case when s.unit is null then s.reset_val else s.reset_val || ' ' || s.unit end),
+      w.why, posthouse.doctor_setting(s.name, w.value), jsonb_build_object('value', s.reset_val)
+    from (values
+      ('autovacuum', 'autovacuum', 'bad', array['off'], 'on', 'nothing removes dead rows: tables grow without end, and in the end Postgres stops to write'),
+      ('autovacuum', 'track_counts', 'bad', array['off'], 'on', 'autovacuum does not know what to do without it'),
+      ('durability', 'fsync', 'bad', array['off'], 'on', 'a crash of the machine may destroy the database'),
+      ('durability', 'full_page_writes', 'bad', array['off'], 'on', 'a crash of the machine may destroy pages that were being written'),
+      ('durability', 'synchronous_commit', 'warning', array['off'], 'on', 'a crash of the server loses what was committed in the last moments: jobs, and results that were paid for'),
+      ('isolation_level', 'default_transaction_isolation', 'note', array['serializable', 'repeatable read', 'read uncommitted'], 'read committed',
+        'the library and this binary set what they need, at the price of a larger flight a call; whoever calls claim, settle or heartbeat himself gets PH002 unless he begins READ COMMITTED, and his enqueues may fail with 40001'),
+      ('read_only', 'default_transaction_read_only', 'note', array['on'], 'off',
+        'the library and this binary set what they need, at the price of a larger flight a call; whoever calls the functions himself must begin READ WRITE')
+    ) w(name, setting, severity, wrong, value, why)
+    join pg_settings s on s.name = w.setting and s.reset_val = any(w.wrong);
+  return query
+    select 'timeouts', 'note', s.name, format('%s is %s ms', s.name, s.reset_val),
+      'the library and this binary set what they need where it is shorter than their calls may take; whoever calls the functions himself may be cut off by it, with 57014 or 55P03: nothing is done then, and it can be tried again',
+      posthouse.doctor_setting(s.name, '0'), jsonb_build_object('value', s.reset_val)
+    from pg_settings s where s.name in ('statement_timeout', 'lock_timeout', 'transaction_timeout') and s.reset_val <> '0';
+  return query
+    select 'timeouts', 'note', s.name, 'idle_in_transaction_session_timeout is off',
+      'nothing ends a transaction that somebody forgot, and for as long as it is open no dead row younger than it is removed anywhere in the database',
+      posthouse.doctor_setting(s.name, '10min'), jsonb_build_object('value', s.reset_val)
+    from pg_settings s where s.name = 'idle_in_transaction_session_timeout' and s.reset_val = '0';
+  return query
+    select 'autovacuum', 'bad', c.oid::regclass::text, format('autovacuum is turned off for %s', c.oid::regclass),
+      'nothing removes its dead rows: it grows without end, and what reads it gets slower',
+      format('alter table %s reset (autovacuum_enabled, toast.autovacuum_enabled)', c.oid::regclass), null::jsonb
+    from pg_class c left join pg_class t on t.oid = c.reltoastrelid
+    where c.relnamespace = 'posthouse'::regnamespace and c.relkind = 'r'
+      and exists (select from unnest(c.reloptions || t.reloptions) o where o ~ '^autovacuum_enabled=(f|n|0|of)')
+    order by c.relname;
+  -- Whichever limit is the tightest: of the server, the database, the role.
+  select least(current_setting('max_connections')::bigint - current_setting('superuser_reserved_connections')::bigint
+      - coalesce(current_setting('reserved_connections', true)::bigint, 0) - all_used.n, of_database.n, of_role.n), all_used.n
+  into room, used
+  from (select sum(d.numbackends)::bigint as n from pg_stat_database d where d.datid <> 0) all_used,
+    (select case when d.datconnlimit >= 0 then d.datconnlimit - s.numbackends end::bigint as n
+     from pg_database d join pg_stat_database s on s.datid = d.oid where d.datname = current_database()) of_database,
+    (select case when r.rolconnlimit >= 0 then r.rolconnlimit - (select count(*) from pg_stat_activity a where a.usename = r.rolname) end as n
+     from pg_roles r where r.rolname = session_user) of_role;
+  if room < 10 then
+    return query values ('connections', case when room < 3 then 'bad' else 'warning' end, null,
+      format('%s more connections are allowed (of the server, the database or the role; %s are open)', greatest(room, 0), used),
+      'a worker takes 4 to 6, and each program that enqueues 1 to 6; who gets none waits or fails',
+      format('alter system set max_connections = %s -- and restart; or a pooler; or raise the `connection limit` of the database or the role',
+        current_setting('max_connections')::int + 100),
+      jsonb_build_object('room', room, 'used', used));
+  end if;
+  if not exists (select from pg_extension e where e.extname = 'pg_stat_statements') then
+    return query values ('extensions', 'note', 'pg_stat_statements', 'the extension pg_stat_statements is not there',
+      'nice to have: it tells which statements take the time of the server', 'create extension pg_stat_statements -- shared_preload_libraries must name it first, which takes a restart',
+      null::jsonb);
+  end if;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.doctor_tables(dead_min bigint DEFAULT 100000)
+ RETURNS TABLE(name text, severity text, subject text, what text, why text, fix text, detail jsonb)
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+declare
+  last_id bigint;
+begin
+  return query
+    select 'indexes', 'bad', i.indexrelid::regclass::text, format('index %s of %s is not valid', i.indexrelid::regclass, i.indrelid::regclass),
+      'it was being made and that did not end well: it costs each write and helps no look-up; without a valid one, calls read whole tables',
+      case when i.indexrelid::regclass::text ~ '_cc(new|old)[0-9]*"?$' then format('drop index concurrently %s', i.indexrelid::regclass)
+        when p.relkind = 'p' then format('alter index %s attach partition … -- the index of each partition that has none attached', i.indexrelid::regclass)
+        else format('reindex index concurrently %s', i.indexrelid::regclass) end, null::jsonb
+    from pg_index i join pg_class c on c.oid = i.indexrelid join pg_class p on p.oid = i.indrelid
+    where c.relnamespace = 'posthouse'::regnamespace and not (i.indisvalid and i.indisready)
+      and not exists (select from pg_stat_progress_create_index x where x.index_relid = i.indexrelid)
+    order by c.relname;
+  select case when s.is_called then s.last_value else 0 end into last_id from posthouse.job_id_seq s;
+  if not exists (select from posthouse.id_range r where r.lower <= last_id + 1 and r.upper > last_id + 1) then
+    return query values ('partitions', 'warning', null, format('there is no partition for the next job, %s', last_id + 1),
+      'the sweep makes them a million ids ahead; now an enqueue has to, and others wait for it', 'select posthouse.partitions_ahead()',
+      jsonb_build_object('next_id', last_id + 1));
+  end if;
+  return query
+    select 'partitions', 'warning', i.inhrelid::regclass::text, format('the detaching of partition %s from %s was begun and not finished', i.inhrelid::regclass, i.inhparent::regclass),
+      'until it is, no other partition can be detached', format('alter table %s detach partition %s finalize', i.inhparent::regclass, i.inhrelid::regclass), null::jsonb
+    from pg_inherits i join pg_class c on c.oid = i.inhparent
+    where c.relnamespace = 'posthouse'::regnamespace and i.inhdetachpending;
+  return query
+    select 'partitions', 'warning', i.inhparent::regclass::text, format('%s has %s partitions', i.inhparent::regclass, count(*)),
+      'each look-up that does not name the id looks into all of them', 'posthouse queue list -- shows what is kept for how long; partitions whose jobs have all expired are dropped by the sweep',
+      jsonb_build_object('partitions', count(*))
+    from pg_inherits i join pg_class c on c.oid = i.inhparent
+    where c.relnamespace = 'posthouse'::regnamespace and c.relkind = 'p' group by i.inhparent having count(*) > 200;
+  return query
+    select 'statistics', 'warning', p.oid::regclass::text, format('%s has never been analysed as a whole, and has about %s rows', p.oid::regclass, c.n::bigint),
+      'autovacuum analyses its partitions only, and the planner guesses', format('analyze %s', p.oid::regclass), null::jsonb
+    from pg_class p cross join lateral (
+      select sum(greatest(c.reltuples, 0)) as n from pg_inherits i join pg_class c on c.oid = i.inhrelid where i.inhparent = p.oid) c
+    where p.relnamespace = 'posthouse'::regnamespace and p.relkind = 'p' and p.reltuples < 0 and c.n >= 1000000
+    order by p.relname;
+  return query
+    select 'dead_rows', 'warning', t.relid::regclass::text,
+      format('%s has %s dead rows and %s live ones, %s; last vacuumed %s', t.relid::regclass, t.n_dead_tup, t.n_live_tup, pg_size_pretty(pg_total_relation_size(t.relid)),
+        coalesce(to_char(greatest(t.last_autovacuum, t.last_vacuum) at time zone 'UTC', 'YYYY-MM-DD HH24:MI "UTC"'), 'never')),
+      'autovacuum does not keep up, or something holds on to them: see what the check horizon found',
+      format('vacuum (analyze) %s', t.relid::regclass),
+      jsonb_build_object('dead', t.n_dead_tup, 'live', t.n_live_tup, 'bytes', pg_total_relation_size(t.relid))
+    from pg_stat_all_tables t
+    where t.schemaname = 'posthouse' and t.n_dead_tup >= dead_min and t.n_dead_tup > t.n_live_tup
+    order by t.n_dead_tup desc;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.doctor_workers()
+ RETURNS TABLE(name text, severity text, subject text, what text, why text, fix text, detail jsonb)
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+declare
+  live bigint;
+  lost bigint;
+  late text;
+  versions text;
+begin
+  select count(*) filter (where posthouse.lease_end(w) > clock_timestamp()), count(*) filter (where posthouse.lease_end(w) < clock_timestamp() - interval '2 minutes'),
+    string_agg(distinct coalesce(nullif(w.version, ''), 'unknown'), ', ') filter (where posthouse.lease_end(w) > clock_timestamp())
+  into live, lost, versions
+  from posthouse.worker w where w.dead_at is null;
+  return query
+    select 'sweeps', 'bad', s.name, format('the sweep %s has been failing since %s: %s', s.name, to_char(s.failing_since at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"'), s.error),
+      'what it looks after is left undone; it is tried again by itself', format('select posthouse.tidy(%L) -- as soon as what it says is mended', s.name),
+      jsonb_build_object('failures', s.failures, 'error', s.error)
+    from posthouse.sweeps s where s.failing order by s.name;
+  select case when bool_and(s.late) then 'everything' else string_agg(s.name, ', ' order by s.name) filter (where s.late) end into late from posthouse.sweeps s
+  having bool_or(s.late);
+  if late is not null then
+    return query values ('sweeps', case when live > 0 then 'bad' else 'warning' end, null,
+      format('%s: not swept lately', late) || case when live > 0 then ', though workers are there' else ', since no worker is there' end,
+      'jobs of dead workers are not taken back, and partitions not made ahead, while nobody sweeps; dead rows and old records pile up',
+      'posthouse work --sweep-only', jsonb_build_object('live_workers', live));
+  end if;
+  if live = 0 and exists (select from posthouse.job j where j.state = 'queued' and j.run_at <= clock_timestamp()) then
+    return query values ('workers', 'warning', null, 'jobs are due and there is no live worker', 'nobody runs them', 'posthouse work', null::jsonb);
+  end if;
+  if lost > 0 then
+    return query values ('workers', 'warning', null, format('%s workers have been silent for two minutes longer than their leases, and nobody has taken their jobs back', lost),
+      'whoever sweeps does so; nobody does', 'posthouse work --sweep-only', jsonb_build_object('lost', lost));
+  end if;
+  if versions like '%, %' then
+    return query values ('workers', 'note', null, format('workers of several versions are at work: %s', versions),
+      'fine while a new version is being rolled out', 'select host, pid, version, started_at from posthouse.workers where state = ''live'' order by version',
+      null::jsonb);
+  end if;
 end $function$
 ;
 
@@ -2648,8 +3334,9 @@ begin
     return;
   end if;
   if j.run_at > clock_timestamp() then
-    reason := 'not due yet' || case when j.reason is not null then ': ' || j.reason else '' end;
-    until := j.run_at;
+    -- One that is due at infinity waits for another job: see posthouse.take_held_key.
+    reason := case when j.run_at = 'infinity' then coalesce(j.reason, 'held back') else 'not due yet' || coalesce(': ' || j.reason, '') end;
+    until := nullif(j.run_at, 'infinity');
     return next;
   end if;
   -- What others used of a gate that a tenant shares with them is not for him. Of gates `tenant:…` a job passes its own only.
@@ -2671,6 +3358,19 @@ begin
     reason := format('waits for a free slot: %s jobs of its tenant and kind are before it', ahead);
     return next;
   end if;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.find_jobs(filter jsonb, max_jobs integer DEFAULT 10000, after jsonb DEFAULT NULL::jsonb, OUT ids bigint[], OUT next jsonb)
+ RETURNS record
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  states constant text[] := '{queued,running,waiting,done,failed,cancelled}';
+begin
+  select p.ids, p.next into ids, next from posthouse.pick_jobs(posthouse.parse_filter(filter, states, states), posthouse.check_batch(max_jobs), after) p;
 end $function$
 ;
 
@@ -3042,6 +3742,25 @@ begin
   set floor_at = greatest(s.floor_at, least(end_at, greatest(posthouse.oldest_writer(), over - interval '1 hour')))
   where s.name = 'tombstones' and s.floor_at < end_at - case when ids is null then interval '10 seconds' else interval '0' end;
   return coalesce(cardinality(ids), 0);
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.forget_redrives()
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+AS $function$
+declare
+  start_at timestamptz := (select s.floor_at from posthouse.sweep s where s.name = 'redrives');
+  end_at timestamptz;
+begin
+  select max(x.redriven_at) into end_at
+  from (select r.redriven_at from posthouse.redriven r where r.redriven_at > start_at order by r.redriven_at limit 1000) x;
+  delete from posthouse.redriven r
+  where r.redriven_at > start_at and r.redriven_at <= end_at and posthouse.state_of(r.job_id) is null;
+  update posthouse.sweep s set floor_at = coalesce(end_at, '-infinity') where s.name = 'redrives' and s.floor_at <> coalesce(end_at, '-infinity');
 end $function$
 ;
 
@@ -3717,6 +4436,7 @@ CREATE OR REPLACE FUNCTION posthouse.is_due(s posthouse.sweep)
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
   select s.ran_at <= clock_timestamp() - greatest(case when s.more then interval '0' else s.every end, s.took_ms * s.pause * interval '1 millisecond')
+    or s.ran_at > clock_timestamp() + interval '5 seconds'
 $function$
 ;
 
@@ -4271,6 +4991,47 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.move_dead(ids bigint[], lanes bigint[], dues timestamp with time zone[], notes jsonb[], olds jsonb[], changes jsonb, asked_by text)
+ RETURNS bigint
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET enable_mergejoin TO 'off'
+AS $function$
+declare
+  moved bigint;
+begin
+  with gone as (
+    delete from posthouse.dead_letter x where x.id = any(ids) returning x.*
+  ), tried as (
+    insert into posthouse.attempt (job_id, fence, attempt, worker, host, started_at, ended_at, class, error, detail, usage)
+    select g.id, e.fence, e.attempt, e.worker, e.host, e.started_at, e.ended_at, e.class, e.error, e.detail, e.usage
+    from gone g cross join lateral jsonb_populate_recordset(null::posthouse.attempt, g.errors) e
+    on conflict do nothing
+  ), noted as (
+    insert into posthouse.redriven (job_id, number, redriven_at, redriven_by, state, attempt, fence, class, error, changes, payload)
+    select g.id, coalesce(r.newest, 0) + 1, clock_timestamp(), posthouse.who_asks(move_dead.asked_by), 'failed', g.attempt,
+      g.fence, g.class, g.error, u.note, u.old
+    from gone g join unnest(ids, notes, olds) u(id, note, old) on u.id = g.id
+    cross join lateral (select max(r.number) as newest from posthouse.redriven r where r.job_id = g.id) r
+  ), back as (
+    insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, timeout_ms, keyed, fence, errors, tokens)
+    select g.id, u.lane_id, greatest(u.due, clock_timestamp()), g.created_at, coalesce((changes ->> 'max_attempts')::int, g.max_attempts),
+      case when changes ? 'timeout_ms' then (changes ->> 'timeout_ms')::bigint else g.timeout_ms end, false, g.fence,
+      jsonb_array_length(g.errors), g.tokens
+    from gone g join unnest(ids, lanes, dues) u(id, lane_id, due) on u.id = g.id
+    returning lane_id, run_at
+  ), told as (
+    select posthouse.notify_queue(q.queue) from (
+      select distinct l.queue from (select distinct b.lane_id from back b where b.run_at <= clock_timestamp()) b
+      cross join lateral (select l.queue from posthouse.lane l where l.id = b.lane_id offset 0) l) q
+  )
+  select count(*) into moved from gone where (select count(*) from told) >= 0;
+  return moved;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.naps(l posthouse.lane)
  RETURNS integer
  LANGUAGE sql
@@ -4365,6 +5126,21 @@ begin
   delete from posthouse.depth_count c where c.scope = note_depth.scope and c.name = note_depth.name and c.counted_at < now_at;
   return n;
 end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.note_redriven(job_id bigint, asked_by text, state text, attempt integer, fence integer, class text, error text, changes jsonb, payload jsonb)
+ RETURNS void
+ LANGUAGE sql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+AS $function$
+  insert into posthouse.redriven (job_id, number, redriven_at, redriven_by, state, attempt, fence, class, error, changes, payload)
+  values (note_redriven.job_id,
+    (select coalesce(max(r.number), 0) + 1 from posthouse.redriven r where r.job_id = note_redriven.job_id), clock_timestamp(),
+    posthouse.who_asks(note_redriven.asked_by), note_redriven.state, note_redriven.attempt, note_redriven.fence,
+    note_redriven.class, note_redriven.error, note_redriven.changes, note_redriven.payload)
+$function$
 ;
 
 CREATE OR REPLACE FUNCTION posthouse.notify_lanes(lanes bigint[], queues text[])
@@ -4519,6 +5295,38 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.origin(OUT is_copy boolean, OUT reason text, OUT stamped jsonb, OUT here jsonb)
+ RETURNS record
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+  here := posthouse.origin_now();
+  stamped := (select m.value::jsonb from posthouse.meta m where m.name = 'origin');
+  reason := posthouse.copy_reason(stamped, here);
+  is_copy := reason is not null;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.origin_now()
+ RETURNS jsonb
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  server bigint;
+begin
+  begin
+    select c.system_identifier into server from pg_control_system() c;
+  exception when insufficient_privilege or undefined_function or feature_not_supported then
+    -- Some hosts do not let it be read. The rest tells most copies.
+    server := null;
+  end;
+  return jsonb_build_object('server', server::text, 'database', (select d.oid from pg_database d where d.datname = current_database())::text,
+    'table', 'posthouse.meta'::regclass::oid::text, 'major', current_setting('server_version_num')::int / 10000);
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.own_lanes()
  RETURNS bigint[]
  LANGUAGE plpgsql
@@ -4538,6 +5346,57 @@ CREATE OR REPLACE FUNCTION posthouse.own_tenant()
 AS $function$
 begin
   return (select t.tenant from posthouse.tenant_login t where t.login = session_user);
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.parse_filter(filter jsonb, possible text[], usual text[])
+ RETURNS posthouse.job_filter
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  f posthouse.job_filter;
+  field text;
+  value jsonb;
+  fields constant text[] := '{ids,state,queue,kind,tenant,class,error,created_since,created_before,failed_since,failed_before,all}';
+begin
+  if filter is null or jsonb_typeof(filter) <> 'object' then
+    raise exception using errcode = 'PH001', message = 'filter: must be a JSON object, such as {"queue": "mail", "class": "timeout"}';
+  end if;
+  for field, value in select e.key, e.value from jsonb_each(filter) e where e.value <> 'null' loop
+    if field <> all(fields) then
+      raise exception using errcode = 'PH001', message = format('filter: unknown field %s', quote_ident(field)),
+        hint = format('The fields are: %s.', array_to_string(fields, ', '));
+    end if;
+    begin
+      if jsonb_typeof(value) <> all(case field when 'ids' then '{array}' when 'state' then '{array,string}' when 'all' then '{boolean}'
+                                    else '{string}' end::text[]) then
+        raise exception using errcode = 'PH001', message = format('must not be a JSON %s', jsonb_typeof(value));
+      end if;
+      case field
+        when 'ids' then f.ids := array(select distinct e::bigint from jsonb_array_elements_text(value) e order by 1);
+        when 'state' then f.states := case jsonb_typeof(value) when 'array' then array(select jsonb_array_elements_text(value)) else array[value #>> '{}'] end;
+        when 'all' then null;
+        else f := jsonb_populate_record(f, jsonb_build_object(field, value));
+      end case;
+    exception when others then
+      raise exception using errcode = 'PH001', message = format('filter: %s: %s', field, sqlerrm);
+    end;
+  end loop;
+  if num_nulls(variadic array[f.ids::text, f.states::text, f.queue, f.kind, f.tenant, f.class, f.error, f.created_since::text,
+       f.created_before::text, f.failed_since::text, f.failed_before::text]) = 11 and filter -> 'all' is distinct from 'true' then
+    raise exception using errcode = 'PH001', message = 'filter: names no condition, so it would mean every job there is',
+      hint = 'Name some (ids, queue, kind, tenant, class, …), or say {"all": true}.';
+  elsif cardinality(f.ids) > 10000 then
+    raise exception using errcode = 'PH001', message = format('filter: ids: %s of them, at most 10000 are allowed', cardinality(f.ids));
+  elsif not f.states <@ possible then
+    raise exception using errcode = 'PH001', message = format('filter: state: %s is not possible here',
+        array_to_string(array(select s from unnest(f.states) s where s <> all(possible)), ', ')),
+      hint = format('Possible is: %s.', array_to_string(possible, ', '));
+  end if;
+  f.states := coalesce(f.states, usual);
+  return f;
 end $function$
 ;
 
@@ -4661,6 +5520,92 @@ AS $function$
 $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.pick_jobs(f posthouse.job_filter, max_jobs integer, after jsonb, OUT ids bigint[], OUT next jsonb)
+ RETURNS record
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_custom_plan'
+ SET jit TO 'off'
+AS $function$
+declare
+  -- Where jobs in the states that are asked for may be.
+  homes text[] := case when f.states && '{queued,running,waiting}' then '{job}'::text[] else '{}' end
+    || case when 'failed' = any(f.states) then '{dead_letter}'::text[] else '{}' end
+    || case when f.states && '{done,cancelled}' then '{archive,tombstone}'::text[] else '{}' end;
+  home text := coalesce(after ->> 'home', homes[1]);
+  from_id bigint := coalesce((after ->> 'id')::bigint, 0);
+  from_at timestamptz := coalesce((after ->> 'at')::timestamptz, '-infinity');
+  -- Jobs that are enqueued, or fail, while somebody goes from batch to batch are not meant.
+  up_to bigint := coalesce((after ->> 'up_to')::bigint, pg_sequence_last_value('posthouse.job_id_seq'), 0);
+  until timestamptz := coalesce((after ->> 'until')::timestamptz, clock_timestamp());
+  by_error boolean := num_nonnulls(f.class, f.error, f.failed_since, f.failed_before) > 0;
+  by_lane boolean := num_nonnulls(f.queue, f.kind, f.tenant) > 0;
+  max_seen int := 2 * max_jobs + 1000;
+  n_seen int;
+  last_at timestamptz;
+  last_id bigint;
+begin
+  if home <> all(homes) then
+    raise exception using errcode = 'PH001', message = 'after: is not what `next` of the call before answered';
+  end if;
+  loop
+    with seen as materialized (
+      (select null::timestamptz as at, j.id, j.state::text as state, j.lane_id, j.created_at, e.class, e.error, e.ended_at as failed_at
+       from posthouse.job j
+       left join lateral (
+         select a.class, a.error, a.ended_at from posthouse.attempt a
+         where by_error and j.errors > 0 and a.job_id = j.id order by a.fence desc limit 1) e on true
+       where home = 'job' and j.id > from_id and j.id <= up_to and (f.ids is null or j.id = any(f.ids)) order by j.id limit max_seen)
+      union all
+      (select d.failed_at, d.id, 'failed', d.lane_id, d.created_at, d.class, d.error, d.failed_at
+       from posthouse.dead_letter d
+       where home = 'dead_letter' and (d.failed_at, d.id) > (from_at, from_id) and d.failed_at <= until and (f.ids is null or d.id = any(f.ids))
+         and (f.failed_since is null or d.failed_at >= f.failed_since) and (f.failed_before is null or d.failed_at < f.failed_before)
+       order by d.failed_at, d.id limit max_seen)
+      union all
+      (select null, a.id, a.state::text, a.lane_id, a.created_at, a.errors -> -1 ->> 'class', a.errors -> -1 ->> 'error',
+         (a.errors -> -1 ->> 'ended_at')::timestamptz
+       from posthouse.archive a where home = 'archive' and a.id > from_id and (f.ids is null or a.id = any(f.ids)) order by a.id limit max_seen)
+      union all
+      (select null, t.id, t.state::text, t.lane_id, t.created_at, null, null, null
+       from posthouse.tombstone t where home = 'tombstone' and t.id > from_id and (f.ids is null or t.id = any(f.ids)) order by t.id limit max_seen)
+    ), fit as (
+      select s.at, s.id, row_number() over (order by s.at, s.id) as place from seen s
+      where s.state = any(f.states)
+        and (not by_lane or (
+          select true from posthouse.lane l where l.id = s.lane_id and (f.queue is null or l.queue = f.queue)
+            and (f.kind is null or l.kind = f.kind) and (f.tenant is null or l.tenant = f.tenant)))
+        and (f.created_since is null or s.created_at >= f.created_since) and (f.created_before is null or s.created_at < f.created_before)
+        and (f.class is null or s.class = f.class) and (f.error is null or strpos(lower(s.error), lower(f.error)) > 0)
+        and (f.failed_since is null or s.failed_at >= f.failed_since) and (f.failed_before is null or s.failed_at < f.failed_before)
+    )
+    select (select count(*) from seen), (select array_agg(x.id order by x.place) from fit x where x.place <= max_jobs), l.at, l.id
+    into n_seen, ids, last_at, last_id
+    from (
+      -- Where to go on: behind the last that is taken, or, if all that fit are, behind the last that was looked at.
+      (select 1 as rank, x.at, x.id from fit x where x.place = max_jobs)
+      union all
+      (select 2, s.at, s.id from seen s order by s.at desc, s.id desc limit 1)) l
+    order by l.rank limit 1;
+    if cardinality(ids) = max_jobs or n_seen = max_seen then
+      next := jsonb_strip_nulls(jsonb_build_object('home', home, 'id', last_id, 'at', last_at, 'up_to', up_to, 'until', until));
+      exit;
+    end if;
+    home := homes[array_position(homes, home) + 1];
+    from_id := 0;
+    exit when home is null;
+    if ids is not null then
+      next := jsonb_build_object('home', home, 'until', until);
+      exit;
+    end if;
+  end loop;
+  ids := coalesce(ids, '{}');
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.progress(worker uuid, id bigint, fence bigint, progress jsonb)
  RETURNS boolean
  LANGUAGE plpgsql
@@ -4680,25 +5625,67 @@ end $function$
 
 CREATE OR REPLACE FUNCTION posthouse.purge(ids bigint[] DEFAULT NULL::bigint[], queue text DEFAULT NULL::text, kind text DEFAULT NULL::text, tenant text DEFAULT NULL::text, max_jobs integer DEFAULT 1000)
  RETURNS bigint
- LANGUAGE sql
+ LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
-  with chosen as materialized (
-    select x.id from posthouse.dead_letter x join posthouse.lane l on l.id = x.lane_id
-    where (purge.ids is null or x.id = any(purge.ids))
-      and (purge.queue is null or l.queue = purge.queue)
-      and (purge.kind is null or l.kind = purge.kind)
-      and (purge.tenant is null or l.tenant = purge.tenant)
-    order by x.failed_at, x.id limit greatest(max_jobs, 0) for update of x skip locked
-  ), gone as (
-    delete from posthouse.dead_letter x where x.id in (select c.id from chosen c) returning x.id
-  ), spare as (
-    delete from posthouse.spare_payload p where p.id in (select g.id from gone g)
-  ), bare as (
-    delete from posthouse.payload p where p.id in (select g.id from gone g)
-  )
-  select count(*) from gone
-$function$
+declare
+  n bigint := 0;
+  now_changed bigint;
+  next jsonb;
+begin
+  loop
+    exit when n >= max_jobs;
+    select r.changed, r.next into now_changed, next
+    from posthouse.purge_many(posthouse.dead_filter(ids, queue, kind, tenant), max_jobs => least(max_jobs - n, 1000)::int, after => next) r;
+    n := n + now_changed;
+    exit when next is null;
+  end loop;
+  return n;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.purge_many(filter jsonb, max_jobs integer DEFAULT 500, after jsonb DEFAULT NULL::jsonb, OUT changed bigint, OUT busy bigint, OUT refused jsonb, OUT next jsonb)
+ RETURNS record
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+AS $function$
+#variable_conflict use_column
+declare
+  f posthouse.job_filter := posthouse.parse_filter(filter, '{failed,done,cancelled}', '{failed}');
+  picked bigint[];
+  gone bigint[] := '{}';
+  first_id bigint;
+  last_id bigint;
+begin
+  select p.ids, p.next into picked, next from posthouse.pick_jobs(f, posthouse.check_batch(max_jobs), after) p;
+  select min(u), max(u) into first_id, last_id from unnest(picked) u;
+  -- The bounds tell which partitions need not be looked into.
+  if 'failed' = any(f.states) then
+    gone := array(select x.id from posthouse.dead_letter x where x.id = any(picked) order by x.id for update skip locked);
+    delete from posthouse.dead_letter x where x.id = any(gone);
+  end if;
+  if f.states && '{done,cancelled}' then
+    with final as (
+      delete from posthouse.archive x where x.id = any(array(
+        select y.id from posthouse.archive y where y.id = any(picked) and y.id between first_id and last_id and y.state::text = any(f.states)
+        order by y.id for update skip locked)) and x.id between first_id and last_id
+      returning x.id
+    ), bare as (
+      delete from posthouse.tombstone x where x.id = any(array(
+        select y.id from posthouse.tombstone y where y.id = any(picked) and y.state::text = any(f.states) order by y.id for update skip locked))
+      returning x.id
+    )
+    select gone || coalesce(array_agg(u.id), '{}') into gone from (select id from final union all select id from bare) u;
+  end if;
+  delete from posthouse.payload x where x.id = any(gone) and x.id between first_id and last_id;
+  delete from posthouse.spare_payload x where x.id = any(gone);
+  delete from posthouse.redriven x where x.job_id = any(gone);
+  changed := cardinality(gone);
+  refused := '[]';
+  select count(*) into busy from unnest(picked) u where u <> all(gone) and posthouse.state_of(u) = any(f.states);
+end $function$
 ;
 
 CREATE OR REPLACE FUNCTION posthouse.queue_labels(queues text[], jobs bigint[])
@@ -4778,26 +5765,117 @@ CREATE OR REPLACE FUNCTION posthouse.redrive(ids bigint[] DEFAULT NULL::bigint[]
  RETURNS bigint
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
- SET enable_seqscan TO 'off'
- SET enable_bitmapscan TO 'off'
 AS $function$
 declare
-  d posthouse.dead_letter;
   n bigint := 0;
+  now_changed bigint;
+  next jsonb;
 begin
-  for d in
-    select x.* from posthouse.dead_letter x join posthouse.lane l on l.id = x.lane_id
-    where (redrive.ids is null or x.id = any(redrive.ids))
-      and (redrive.queue is null or l.queue = redrive.queue)
-      and (redrive.kind is null or l.kind = redrive.kind)
-      and (redrive.tenant is null or l.tenant = redrive.tenant)
-    order by x.failed_at, x.id limit greatest(max_jobs, 0) for update of x skip locked
   loop
-    delete from posthouse.dead_letter x where x.id = d.id;
-    perform posthouse.revive(d.id, d.lane_id, d.created_at, d.fence, d.max_attempts, d.timeout_ms, d.errors, d.tokens);
-    n := n + 1;
+    exit when n >= max_jobs;
+    select r.changed, r.next into now_changed, next
+    from posthouse.redrive_many(posthouse.dead_filter(ids, queue, kind, tenant), max_jobs => least(max_jobs - n, 1000)::int, after => next) r;
+    n := n + now_changed;
+    exit when next is null;
   end loop;
   return n;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.redrive_batch(job_ids bigint[], changes jsonb, first_at timestamp with time zone, step interval, asked_by text, OUT changed bigint, OUT busy bigint, OUT refused jsonb)
+ RETURNS record
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET enable_mergejoin TO 'off'
+AS $function$
+declare
+  now_at timestamptz := clock_timestamp();
+  d posthouse.dead_letter;
+  l posthouse.lane;
+  old jsonb;
+  new jsonb;
+  why text;
+  lane_ids bigint[] := '{}';          -- that were woken, with the lanes to put jobs into instead
+  woken bigint[] := '{}';
+  at int;
+  due timestamptz := coalesce(first_at, now_at);
+  differences jsonb;
+  ids bigint[] := '{}';               -- of those that go, and what goes with each
+  lanes bigint[] := '{}';
+  dues timestamptz[] := '{}';
+  notes jsonb[] := '{}';
+  olds jsonb[] := '{}';
+begin
+  refused := '[]';
+  for d in select x.* from posthouse.dead_letter x where x.id = any(job_ids) order by x.failed_at, x.id for update skip locked loop
+    -- Its partition may have been dropped, and its payload put aside.
+    perform posthouse.bring_home(d.id);
+    select p.payload into old from posthouse.payload p where p.id = d.id;
+    why := case when not found then 'its payload is gone, so it cannot run again' end;
+    new := old;
+    differences := '{}';
+    if why is null and changes <> '{}' then
+      select x.* into l from posthouse.lane x where x.id = d.lane_id;
+      select c.changed, c.complaint into new, why from posthouse.change_payload(l.kind, old, changes) c;
+    end if;
+    if why is not null then
+      refused := refused || jsonb_build_object('id', d.id, 'error', why);
+      continue;
+    end if;
+    if changes <> '{}' then
+      select c.to_lane, c.differences into d.lane_id, differences from posthouse.changed_lane(l, d, old, new, changes, due) c;
+      if new is distinct from old then
+        update posthouse.payload p set payload = new where p.id = d.id;
+      end if;
+    else
+      at := array_position(lane_ids, d.lane_id);
+      if at is null then
+        lane_ids := lane_ids || d.lane_id;
+        woken := woken || posthouse.wake_lane(d.lane_id, due);
+        at := cardinality(woken);
+      end if;
+      d.lane_id := woken[at];
+    end if;
+    olds := array_append(olds, case when new is distinct from old then old end);
+    ids := ids || d.id;
+    lanes := lanes || d.lane_id;
+    dues := dues || due;
+    notes := notes || differences;
+    due := due + coalesce(step, interval '0');
+  end loop;
+  changed := posthouse.move_dead(ids, lanes, dues, notes, olds, changes, asked_by);
+  select count(*) into busy from posthouse.dead_letter x
+  where x.id = any(job_ids) and not exists (select from jsonb_array_elements(refused) r where (r ->> 'id')::bigint = x.id);
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.redrive_many(filter jsonb, changes jsonb DEFAULT '{}'::jsonb, rate double precision DEFAULT NULL::double precision, max_jobs integer DEFAULT 500, after jsonb DEFAULT NULL::jsonb, asked_by text DEFAULT NULL::text, OUT changed bigint, OUT busy bigint, OUT refused jsonb, OUT next jsonb)
+ RETURNS record
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  f posthouse.job_filter := posthouse.parse_filter(filter, '{failed}', '{failed}');
+  now_at timestamptz := clock_timestamp();
+  first_at timestamptz;
+  step interval;
+  picked bigint[];
+begin
+  perform posthouse.check_changes(changes);
+  if changes ? 'payload' and cardinality(f.ids) is distinct from 1 then
+    raise exception using errcode = 'PH001', message = 'changes: payload: can be given to one job only, named by its id',
+      hint = 'Use set to change a part of many payloads.';
+  elsif (rate between 0.0001 and 100000) is false then
+    raise exception using errcode = 'PH001', message = format('rate: %s a second is not between 0.0001 and 100000', rate);
+  end if;
+  step := make_interval(secs => 1 / rate);
+  first_at := greatest((after ->> 'due')::timestamptz, case when rate is not null then now_at end);
+  select p.ids, p.next into picked, next from posthouse.pick_jobs(f, posthouse.check_batch(max_jobs), after) p;
+  select r.changed, r.busy, r.refused into changed, busy, refused
+  from posthouse.redrive_batch(picked, changes, first_at, step, asked_by) r;
+  next := next || jsonb_strip_nulls(jsonb_build_object('due', first_at + changed * step));
 end $function$
 ;
 
@@ -4884,6 +5962,7 @@ begin
   if complaint is not null then
     raise exception using errcode = 'PH001', message = complaint;
   end if;
+  perform posthouse.check_origin();
   foreach name in array register_worker.queues loop
     perform posthouse.check_name('queues', name);
   end loop;
@@ -5072,6 +6151,51 @@ begin
   end if;
   return case when g.closed_until = 'infinity' then 9000000000000000
     else least(ceil(extract(epoch from greatest(g.closed_until - now_at, interval '0')) * 1000), 9000000000000000) end;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.reprioritise_many(filter jsonb, priority integer, max_jobs integer DEFAULT 500, after jsonb DEFAULT NULL::jsonb, OUT changed bigint, OUT busy bigint, OUT refused jsonb, OUT next jsonb)
+ RETURNS record
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+AS $function$
+#variable_conflict use_column
+declare
+  f posthouse.job_filter := posthouse.parse_filter(filter, '{queued}', '{queued}');
+  picked bigint[];
+  moved bigint[];
+  r record;
+  to_lane bigint;
+  floor_at timestamptz;
+begin
+  if priority is null then
+    raise exception using errcode = 'PH001', message = 'priority: must not be null; smaller runs first';
+  end if;
+  select p.ids, p.next into picked, next from posthouse.pick_jobs(f, posthouse.check_batch(max_jobs), after) p;
+  refused := '[]';
+  moved := array(select x.id from posthouse.job x where x.id = any(picked) and x.state = 'queued' order by x.id for update skip locked);
+  changed := 0;
+  -- Held against posthouse.advance_floors, so that no job lands behind a floor that moves meanwhile.
+  perform pg_advisory_xact_lock_shared(1346912000, 2);
+  for r in
+    select l.id, l.queue, l.tenant, l.kind, l.gates, l.serial, array_agg(x.id) as ids, min(x.run_at) as due
+    from posthouse.job x join posthouse.lane l on l.id = x.lane_id
+    where x.id = any(moved) and l.priority <> reprioritise_many.priority
+    group by l.id order by l.id
+  loop
+    to_lane := posthouse.lane_for(r.queue, reprioritise_many.priority, r.tenant, r.kind, r.gates, r.serial, r.due);
+    select max(x.floor_at) into floor_at from posthouse.lane_floor x where x.lane_id = to_lane;
+    update posthouse.job x set lane_id = to_lane, run_at = greatest(x.run_at, floor_at) where x.id = any(r.ids);
+    perform posthouse.free_serial(r.id);
+    if r.due <= clock_timestamp() then
+      perform posthouse.notify_queue(r.queue);
+    end if;
+    changed := changed + cardinality(r.ids);
+  end loop;
+  select count(*) into busy from posthouse.job x join posthouse.lane l on l.id = x.lane_id
+  where x.id = any(picked) and x.id <> all(moved) and x.state = 'queued' and l.priority <> reprioritise_many.priority;
 end $function$
 ;
 
@@ -5268,9 +6392,10 @@ begin
     return case when posthouse.drop_detached() then 'dropped' else 'busy' end;
   end if;
   free := posthouse.finish_detaches();
+  -- Few at a time, since each may be waited for; any of them, since one may be held for long.
   for r in
     select x.* from posthouse.id_range x
-    where x.upper <= (select s.last_value from posthouse.job_id_seq s) and posthouse.is_over(x) order by x.lower
+    where x.upper <= (select s.last_value from posthouse.job_id_seq s) and posthouse.is_over(x) order by random() limit 3
   loop
     if posthouse.spare_payloads(r.lower, r.upper) then
       return 'spared';
@@ -5305,7 +6430,7 @@ begin
 end $function$
 ;
 
-CREATE OR REPLACE FUNCTION posthouse.retry(job_id bigint)
+CREATE OR REPLACE FUNCTION posthouse.retry(job_id bigint, asked_by text DEFAULT NULL::text)
  RETURNS text
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
@@ -5314,23 +6439,17 @@ CREATE OR REPLACE FUNCTION posthouse.retry(job_id bigint)
 AS $function$
 declare
   j posthouse.job;
-  a posthouse.archive;
-  t posthouse.tombstone;
+  back record;
   state text;
 begin
-  if posthouse.redrive(array[job_id]) = 1 then
+  select r.* into back from posthouse.redrive_batch(array[job_id], '{}', null, null, asked_by) r;
+  if back.changed = 1 or posthouse.revive_cancelled(job_id, asked_by) then
     return 'queued';
-  end if;
-  delete from posthouse.archive x where x.id = job_id and x.state = 'cancelled' returning * into a;
-  if found then
-    perform posthouse.revive(a.id, a.lane_id, a.created_at, a.fence, a.max_attempts, a.timeout_ms, a.errors, a.tokens);
-    return 'queued';
-  end if;
-  -- While it has its tombstone it has its payload too: both go in one transaction.
-  delete from posthouse.tombstone x where x.id = job_id and x.state = 'cancelled' returning * into t;
-  if found then
-    perform posthouse.revive(t.id, t.lane_id, t.created_at, t.fence, t.max_attempts, t.timeout_ms, null, t.tokens);
-    return 'queued';
+  elsif back.refused <> '[]' then
+    raise exception using errcode = 'PH004', message = format('job %s: %s', job_id, back.refused -> 0 ->> 'error'), hint = 'Enqueue it anew.';
+  elsif back.busy > 0 then
+    raise exception using errcode = 'PH004', message = format('job %s: somebody else redrives or purges it just now', job_id),
+      hint = 'Look what became of it, and try again.';
   end if;
   select x.* into j from posthouse.job x where x.id = job_id and x.state = 'queued' for update;
   if j.id is not null then
@@ -5349,28 +6468,91 @@ begin
 end $function$
 ;
 
-CREATE OR REPLACE FUNCTION posthouse.revive(id bigint, lane bigint, created_at timestamp with time zone, fence integer, max_attempts integer, timeout_ms bigint, errors jsonb, tokens integer)
- RETURNS void
+CREATE OR REPLACE FUNCTION posthouse.retry_many(filter jsonb, max_jobs integer DEFAULT 500, after jsonb DEFAULT NULL::jsonb, asked_by text DEFAULT NULL::text, OUT changed bigint, OUT busy bigint, OUT refused jsonb, OUT next jsonb)
+ RETURNS record
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
  SET enable_seqscan TO 'off'
  SET enable_bitmapscan TO 'off'
 AS $function$
 declare
-  to_lane bigint := posthouse.wake_lane(lane, clock_timestamp());
+  f posthouse.job_filter := posthouse.parse_filter(filter, '{queued,failed,cancelled}', '{queued,failed}');
+  picked bigint[];
+  j posthouse.job;
+  one bigint;
+  failure text;
 begin
-  if not posthouse.bring_home(id) then
-    raise exception using errcode = 'PH004', message = format('job %s: its payload was dropped when it ended, so it cannot run again', id),
+  select p.ids, p.next into picked, next from posthouse.pick_jobs(f, posthouse.check_batch(max_jobs), after) p;
+  changed := 0;
+  busy := 0;
+  refused := '[]';
+  if 'failed' = any(f.states) then
+    select r.changed, r.busy, r.refused into changed, busy, refused from posthouse.redrive_batch(picked, '{}', null, null, asked_by) r;
+  end if;
+  if 'cancelled' = any(f.states) then
+    foreach one in array picked loop
+      begin
+        changed := changed + posthouse.revive_cancelled(one, asked_by)::int;
+      exception when sqlstate 'PH004' then
+        get stacked diagnostics failure = message_text;
+        refused := refused || jsonb_build_object('id', one, 'error', failure);
+      end;
+    end loop;
+  end if;
+  if 'queued' = any(f.states) then
+    for j in select x.* from posthouse.job x where x.id = any(picked) order by x.id for update skip locked loop
+      picked := array_remove(picked, j.id);
+      -- One that is due at infinity waits for the job that holds its dedupe key.
+      continue when j.state <> 'queued' or j.run_at <= clock_timestamp() or j.run_at = 'infinity';
+      perform posthouse.requeue_job(j, clock_timestamp(), false, false, 'retry asked for');
+      perform posthouse.free_serial(j.lane_id);
+      changed := changed + 1;
+    end loop;
+    select busy + count(*) into busy from posthouse.job x where x.id = any(picked) and x.state = 'queued' and x.run_at > clock_timestamp() and x.run_at < 'infinity';
+  end if;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.revive_cancelled(job_id bigint, asked_by text)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+AS $function$
+declare
+  a posthouse.archive;
+  t posthouse.tombstone;
+  to_lane bigint;
+begin
+  select x.* into a from posthouse.archive x where x.id = job_id and x.state = 'cancelled' for update;
+  if a.id is null then
+    -- While it has its tombstone it has its payload too: both go in one transaction.
+    select x.* into t from posthouse.tombstone x where x.id = job_id and x.state = 'cancelled' for update;
+    if t.id is null then
+      return false;
+    end if;
+    a.id := t.id; a.lane_id := t.lane_id; a.created_at := t.created_at; a.fence := t.fence; a.max_attempts := t.max_attempts;
+    a.timeout_ms := t.timeout_ms; a.tokens := t.tokens; a.attempt := t.attempt;
+  end if;
+  if not posthouse.bring_home(job_id) then
+    raise exception using errcode = 'PH004', message = format('job %s: its payload was dropped when it ended, so it cannot run again', job_id),
       hint = 'Enqueue it anew.';
   end if;
+  delete from posthouse.archive x where x.id = job_id;
+  delete from posthouse.tombstone x where x.id = job_id;
+  to_lane := posthouse.wake_lane(a.lane_id, clock_timestamp());
   insert into posthouse.attempt (job_id, fence, attempt, worker, host, started_at, ended_at, class, error, detail, usage)
-  select revive.id, e.fence, e.attempt, e.worker, e.host, e.started_at, e.ended_at, e.class, e.error, e.detail, e.usage
-  from jsonb_populate_recordset(null::posthouse.attempt, coalesce(errors, '[]')) e
+  select a.id, e.fence, e.attempt, e.worker, e.host, e.started_at, e.ended_at, e.class, e.error, e.detail, e.usage
+  from jsonb_populate_recordset(null::posthouse.attempt, coalesce(a.errors, '[]')) e
   on conflict do nothing;
   insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, timeout_ms, keyed, fence, errors, tokens)
-  values (revive.id, to_lane, clock_timestamp(), revive.created_at, revive.max_attempts, revive.timeout_ms, false, revive.fence,
-    jsonb_array_length(coalesce(revive.errors, '[]')), revive.tokens);
+  values (a.id, to_lane, clock_timestamp(), a.created_at, a.max_attempts, a.timeout_ms, false, a.fence,
+    jsonb_array_length(coalesce(a.errors, '[]')), a.tokens);
+  perform posthouse.note_redriven(a.id, asked_by, 'cancelled', a.attempt, a.fence, a.errors -> -1 ->> 'class', a.errors -> -1 ->> 'error',
+    '{}', null);
   perform posthouse.notify_queue(l.queue) from posthouse.lane l where l.id = to_lane;
+  return true;
 end $function$
 ;
 
@@ -5394,6 +6576,7 @@ AS $function$
     ('release', 'owner', array['worker']),
     ('progress', 'owner', array['worker']),
     ('retire_worker', 'owner', array['worker']),
+    ('call_seed', 'owner', array['worker']),
     ('worker_beats', 'owner', array['worker']),
     ('rescue', 'owner', array['worker']),
     ('tidy', 'owner', array['worker']),
@@ -5424,6 +6607,10 @@ AS $function$
     ('running_jobs', 'caller', array['read', 'operate']),
     ('lease_end', 'caller', array['read', 'operate']),
     ('sum_since', 'caller', array['worker', 'read', 'operate']),
+    ('dead_letters', 'caller', array['read', 'operate']),
+    ('parse_filter', 'caller', array['read', 'operate']),
+    ('check_batch', 'caller', array['read', 'operate']),
+    ('redrives', 'view', array['read', 'operate']),
     ('jobs', 'view', array['read', 'operate']),
     ('queue_health', 'view', array['read', 'operate']),
     ('queues', 'view', array['read', 'operate']),
@@ -5447,9 +6634,20 @@ AS $function$
     ('retry', 'owner', array['operate']),
     ('redrive', 'owner', array['operate']),
     ('purge', 'owner', array['operate']),
+    ('find_jobs', 'owner', array['operate']),
+    ('cancel_many', 'owner', array['operate']),
+    ('retry_many', 'owner', array['operate']),
+    ('reprioritise_many', 'owner', array['operate']),
+    ('redrive_many', 'owner', array['operate']),
+    ('purge_many', 'owner', array['operate']),
     ('set_queue', 'owner', array['operate']),
     ('set_fair_by', 'owner', array['operate']),
     ('set_serial_by', 'owner', array['operate']),
+    ('set_depth', 'owner', array['operate']),
+    ('origin', 'owner', array['worker', 'operate']),
+    ('adopt', 'owner', array['operate']),
+    ('disown', 'owner', array['operate']),
+    ('depths', 'view', array['read', 'operate']),
     ('set_tenant', 'owner', array['operate']),
     ('set_gate', 'owner', array['operate']),
     ('remove_gate', 'owner', array['operate']),
@@ -5461,6 +6659,12 @@ AS $function$
     ('remove_schedule', 'owner', array['operate']),
     ('set_alert', 'owner', array['operate']),
     ('test_alert', 'owner', array['operate']),
+    ('doctor', 'owner', array['operate']),
+    ('doctor_settings', 'owner', array['operate']),
+    ('doctor_tables', 'owner', array['operate']),
+    ('doctor_jobs', 'owner', array['operate']),
+    ('doctor_workers', 'owner', array['operate']),
+    ('doctor_horizon', 'owner', array['operate']),
 
     ('sees_all', 'owner', array['enqueue', 'worker', 'read', 'operate']),
     ('own_tenant', 'owner', array['enqueue', 'worker', 'read', 'operate']),
@@ -6527,14 +7731,13 @@ begin
   -- Locked, so that nobody redrives one meanwhile and ends it with another payload.
   insert into posthouse.spare_payload (id, payload, trace)
   select p.id, p.payload, p.trace
-  from (
-    select d.id from posthouse.dead_letter d
-    where d.id >= spare_payloads.lower and d.id < spare_payloads.upper
-      and not exists (select from posthouse.spare_payload s where s.id = d.id)
-    order by d.id limit max_jobs for update skip locked) d
+  from posthouse.dead_letter d
   cross join lateral (
     select x.* from posthouse.payload x
     where x.id = d.id and x.id >= spare_payloads.lower and x.id < spare_payloads.upper offset 0) p
+  where d.id >= spare_payloads.lower and d.id < spare_payloads.upper
+    and not exists (select from posthouse.spare_payload s where s.id = d.id)
+  order by d.id limit max_jobs for update of d skip locked
   on conflict do nothing;
   return found;
 end $function$
@@ -6726,6 +7929,7 @@ begin
     when 'shares' then perform posthouse.make_shares();
     when 'folds' then perform posthouse.fold();
     when 'usage' then perform posthouse.fold_usage();
+    when 'redrives' then perform posthouse.forget_redrives();
     when 'partitions' then perform posthouse.partitions_ahead();
     when 'expire' then more := posthouse.expire();
     when 'analyze' then perform posthouse.analyze_parents();
@@ -6775,7 +7979,8 @@ begin
     end if;
     perform posthouse.record_error(j, 'worker_lost', posthouse.lost_text(w), null, null);
   end if;
-  perform posthouse.requeue_job(j, clock_timestamp(), true, refund, case when refund then 'released' else 'worker lost' end);
+  perform posthouse.requeue_job(j, clock_timestamp(), true, refund, case when refund then 'released' else 'worker lost' end,
+    case when not unsent then true end);
   -- Nobody's attempt any more: a late settle of it must hear "lost", not "already".
   update posthouse.job x set worker = null where x.id = take_back.id;
   return true;
@@ -7206,9 +8411,6 @@ CREATE OR REPLACE FUNCTION posthouse.take_held_key(tenant text, scope text, key 
  RETURNS record
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
- SET enable_seqscan TO 'off'
- SET enable_bitmapscan TO 'off'
- SET plan_cache_mode TO 'force_generic_plan'
 AS $function$
 declare
   held posthouse.dedupe;
@@ -7272,7 +8474,9 @@ begin
       select t.holder, t.answer into holder, answer from posthouse.replace_held(held, 'running', new_id, dedupe_for, policy, due) t;
       return;
     end if;
-    perform posthouse.refuse_held(held, policy, take_held_key.payload);
+    if policy in ('reject', 'same') then
+      perform posthouse.refuse_held(held, policy, take_held_key.payload);
+    end if;
     holder := held.job_id;
     answer := 'kept';
     return;
@@ -7354,9 +8558,8 @@ AS $function$
 declare
   r record;
   t record;
-  last text[];                        -- what the key of the job before was
-  owner int;                          -- whose ordinal the key of the last job was given to, if to one of the array
-  instead int[] := array_fill(null::int, array[cardinality(ids)]);    -- the ordinal that stands for one
+  owner int;                          -- the ordinal of the last that was given a key: keys come one after the other
+  instead int[];                      -- the ordinal that stands for one
 begin
   holders := ids;
   answers := array_fill(null::text, array[cardinality(ids)]);
@@ -7366,10 +8569,6 @@ begin
     from posthouse.parse_jobs(jobs) p
     where p.dedupe_key is not null order by p.tenant, p.kind, p.dedupe_key, p.ordinal
   loop
-    if last is distinct from array[r.tenant, r.kind, r.key] then
-      owner := null;
-      last := array[r.tenant, r.kind, r.key];
-    end if;
     insert into posthouse.dedupe (tenant, scope, key, job_id, expires_at, body)
     values (r.tenant, r.kind, r.key, ids[r.ordinal], clock_timestamp() + r.dedupe_for,
       case when r.policy = 'same' then posthouse.payload_hash(r.payload) end)
@@ -7399,6 +8598,9 @@ begin
       answers[r.ordinal] := t.answer;
     end if;
   end loop;
+  if instead is null then
+    return;
+  end if;
   -- A job of the array in whose place a later one came is told of that one, and so are those that it stood for.
   for o in reverse cardinality(ids) .. 1 loop
     if instead[o] > o then
@@ -7514,7 +8716,7 @@ CREATE OR REPLACE FUNCTION posthouse.tidy(part text DEFAULT NULL::text)
 AS $function$
 declare
   -- Floors come last, since they hold off whoever gives jobs back to the front of the line until the end of this transaction.
-  parts constant text[] := array['stragglers', 'dedupe', 'depths', 'gates', 'shares', 'folds', 'usage', 'partitions', 'analyze', 'tombstones', 'expire', 'watch', 'alerts', 'gauges', 'counts', 'floors'];
+  parts constant text[] := array['stragglers', 'dedupe', 'depths', 'gates', 'shares', 'folds', 'usage', 'redrives', 'partitions', 'analyze', 'tombstones', 'expire', 'watch', 'alerts', 'gauges', 'counts', 'floors'];
   one text;
   began timestamptz;
   left_some boolean;
@@ -8096,6 +9298,16 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.who_asks(asked_by text)
+ RETURNS text
+ LANGUAGE sql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+  select left(session_user || coalesce(': ' || nullif(asked_by, ''), ''), 200)
+$function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.with_spent(g posthouse.gate, s posthouse.gate_state, cost numeric, now_at timestamp with time zone)
  RETURNS posthouse.gate_state
  LANGUAGE plpgsql
@@ -8157,6 +9369,12 @@ create view posthouse.alerts as
     a.told_at,
     a.resolved_at
    FROM posthouse.alert a;
+
+create view posthouse.depths as
+ SELECT d.scope,
+    d.name,
+    d.max_depth
+   FROM posthouse.depth_limit d;
 
 create view posthouse.gates as
  SELECT g.name,
@@ -8404,6 +9622,19 @@ create view posthouse.queues as
          SELECT q_1.name
            FROM posthouse.queue q_1) n
      LEFT JOIN posthouse.queue q ON q.name = n.name;
+
+create view posthouse.redrives as
+ SELECT r.job_id,
+    r.number,
+    r.redriven_at,
+    r.redriven_by,
+    r.state,
+    r.attempt,
+    r.class,
+    r.error,
+    r.changes,
+    r.payload
+   FROM posthouse.redriven r;
 
 create view posthouse.schedule_runs as
  SELECT r.schedule,

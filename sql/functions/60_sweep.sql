@@ -7,12 +7,13 @@
 -- posthouse.end_sweep().
 
 -- Whether a part is due. The interval grows to `pause` times what the part took last time, so that it stays below a fiftieth of one
--- core, unless a part is given more.
+-- core, unless a part is given more. One that ran at a time still to come is due too: the clock has been set back.
 create or replace function posthouse.is_due(s posthouse.sweep) returns boolean
 language sql volatile
 set search_path = pg_catalog, pg_temp
 as $$
   select s.ran_at <= clock_timestamp() - greatest(case when s.more then interval '0' else s.every end, s.took_ms * s.pause * interval '1 millisecond')
+    or s.ran_at > clock_timestamp() + interval '5 seconds'
 $$;
 
 -- The parts that are due, those that waited longest first. Also those that this schema leaves to the library.

@@ -34,6 +34,7 @@ mod races;
 mod retention;
 mod schedules;
 mod schedules_races;
+mod schedules_rights;
 mod schema;
 mod serial;
 mod settings;

@@ -150,3 +150,14 @@ async fn a_clock_that_jumps_back_and_forth_drops_no_tick_and_doubles_none() {
         assert_eq!(runs, jobs, "{name}");
     }
 }
+
+/// What was swept by a clock that was ahead would else not come again before that time.
+#[tokio::test]
+async fn a_clock_set_back_stops_no_part_of_the_sweep() {
+    let (_queue, session) = Queue::with_session().await;
+    session.run("update posthouse.sweep set ran_at = clock_timestamp() + interval '1 day'").await;
+    let due: Vec<String> = session.list("select posthouse.due_sweeps() order by 1").await;
+    assert_eq!(due, session.list::<String>("select name from posthouse.sweep order by 1").await);
+    assert!(session.get::<bool>("select posthouse.begin_sweep('schedules')").await);
+    assert!(!session.get::<bool>("select posthouse.begin_sweep('schedules')").await, "only once");
+}

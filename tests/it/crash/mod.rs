@@ -9,6 +9,7 @@ mod odd_output;
 mod pause;
 mod postgres;
 mod scarce;
+mod schedules;
 mod shutdown;
 mod strangers;
 mod support;
