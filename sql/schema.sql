@@ -6363,6 +6363,9 @@ CREATE OR REPLACE FUNCTION posthouse.retention_of(queue text, state text)
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
 begin
+  if session_user <> current_user and not posthouse.sees_all() and not posthouse.sees_queue(queue) then
+    return null;
+  end if;
   return (
     select case when x.keep < interval '1000 years' then x.keep end
     from (

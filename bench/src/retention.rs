@@ -102,12 +102,7 @@ pub(crate) async fn dropped(scratch: &Scratch, sizes: &Sizes) -> Result<Vec<Samp
         let beside = enqueues(&queue, &mut claims, sizes.reader_time).await?;
         let settles_beside = take(&mut claims.settles);
         // It has been ready to go for a while, or the figure would tell how fast slices are looked at.
-        wait_for(
-            &client,
-            "its slices are over",
-            "select posthouse.is_over(r) from posthouse.id_range r where lower = 0",
-        )
-        .await?;
+        wait_for(&client, "the sweep would drop it", "select more from posthouse.sweep where name = 'retire'").await?;
         reader.batch_execute("commit").await?;
         let gone = Instant::now();
         wait_for(

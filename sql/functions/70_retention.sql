@@ -5,12 +5,15 @@
 -- Expired jobs go by slices of 10,000 ids, each of which knows when it is due. A slice is due when its earliest row has been
 -- expired for a sixteenth of its time, at most a day, so that many go at once, and so that a partition that is over by then is dropped whole.
 
--- For how long a queue keeps its jobs in a final state; null: for ever.
+-- For how long a queue keeps its jobs in a final state; null: for ever, or a tenant asks who has no jobs in it.
 create or replace function posthouse.retention_of(queue text, state text) returns interval
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
 as $$
 begin
+  if session_user <> current_user and not posthouse.sees_all() and not posthouse.sees_queue(queue) then
+    return null;
+  end if;
   return (
     select case when x.keep < interval '1000 years' then x.keep end
     from (

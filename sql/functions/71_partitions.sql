@@ -185,14 +185,13 @@ begin
   -- Locked, so that nobody redrives one meanwhile and ends it with another payload.
   insert into posthouse.spare_payload (id, payload, trace)
   select p.id, p.payload, p.trace
-  from (
-    select d.id from posthouse.dead_letter d
-    where d.id >= spare_payloads.lower and d.id < spare_payloads.upper
-      and not exists (select from posthouse.spare_payload s where s.id = d.id)
-    order by d.id limit max_jobs for update skip locked) d
+  from posthouse.dead_letter d
   cross join lateral (
     select x.* from posthouse.payload x
     where x.id = d.id and x.id >= spare_payloads.lower and x.id < spare_payloads.upper offset 0) p
+  where d.id >= spare_payloads.lower and d.id < spare_payloads.upper
+    and not exists (select from posthouse.spare_payload s where s.id = d.id)
+  order by d.id limit max_jobs for update of d skip locked
   on conflict do nothing;
   return found;
 end $$;
@@ -319,9 +318,10 @@ begin
     return case when posthouse.drop_detached() then 'dropped' else 'busy' end;
   end if;
   free := posthouse.finish_detaches();
+  -- Few at a time, since each may be waited for; any of them, since one may be held for long.
   for r in
     select x.* from posthouse.id_range x
-    where x.upper <= (select s.last_value from posthouse.job_id_seq s) and posthouse.is_over(x) order by x.lower
+    where x.upper <= (select s.last_value from posthouse.job_id_seq s) and posthouse.is_over(x) order by random() limit 3
   loop
     if posthouse.spare_payloads(r.lower, r.upper) then
       return 'spared';

@@ -56,4 +56,4 @@ begin
 end $$;
 
 insert into posthouse.sweep (name, every, pause) values
-  ('expire', '1 second', 4), ('retire', '10 seconds', 5), ('analyze', '1 minute', 50);
+  ('expire', '1 second', 4), ('retire', '2 seconds', 3), ('analyze', '1 minute', 50);

@@ -103,11 +103,13 @@ async fn list(store: &Store, global: &Global) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let now = store.clock().await?;
-    let mut grid = Grid::new(&["queue", "retention", "cancelled", "failed", "serial by", "fair by", "may wait", "paused"]);
+    let mut grid =
+        Grid::new(&["queue", "retention", "cancelled", "failed", "serial by", "fair by", "may wait", "paused"]);
     for Row { settings, gate, max_depth, .. } in &queues {
         let paused = gate.as_ref().and_then(|gate| gate::paused(gate, now)).unwrap_or_default();
         let serial_by = settings.serial_by.as_deref().unwrap_or_default();
-        let kept = [settings.retention_ms, settings.retention_cancelled_ms, settings.retention_failed_ms].map(retention);
+        let kept =
+            [settings.retention_ms, settings.retention_cancelled_ms, settings.retention_failed_ms].map(retention);
         let may_wait = max_depth.map(|jobs| jobs.to_string()).unwrap_or_default();
         let row = [settings.queue.clone()].into_iter().chain(kept);
         let row = row.chain([serial_by.to_owned(), settings.fair_by.clone(), may_wait]);

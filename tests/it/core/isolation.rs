@@ -500,8 +500,12 @@ impl Siege<'_> {
                 "sees_all" => assert!(!s.get::<bool>("select posthouse.sees_all()").await),
                 // They look at their arguments and nothing else.
                 "lease_end" | "sum_since" => {}
-                // For how long a queue keeps jobs says nothing of anybody's.
-                "retention_of" => {}
+                "retention_of" => {
+                    let sql = "select posthouse.retention_of('bolts own', 'done')::text";
+                    self.world.admin.run("select posthouse.set_queue('bolts own', '9 days')").await;
+                    assert_eq!(self.world.admin.get::<String>(sql).await, "9 days");
+                    assert_eq!(s.get::<Option<String>>(sql).await, None);
+                }
                 other => panic!("a tenant may call {other}: add how it could be abused to this test"),
             }
         }
