@@ -64,16 +64,24 @@ set plan_cache_mode = force_generic_plan
 set jit = off
 as $$
 begin
-  -- Lanes that sleep with nothing to hold them back have no work.
+  -- Lanes that sleep with nothing to hold them back have no work; from the floor, so as not to walk over dead rows.
   if scope = 'queue' then
     return (select count(*) from (
       select from posthouse.lane l
-      cross join lateral (select from posthouse.job j where j.lane_id = l.id and j.state = 'queued' limit most offset 0) j
+      cross join lateral (
+        select from posthouse.job j
+        where j.lane_id = l.id and j.state = 'queued'
+          and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id order by f.floor_at desc limit 1), '-infinity')
+        limit most offset 0) j
       where l.queue = count_waiting.name and l.limited and (l.ready_at < 'infinity' or l.blocked_by is not null) limit most) x);
   end if;
   return (select count(*) from (
     select from posthouse.lane l
-    cross join lateral (select from posthouse.job j where j.lane_id = l.id and j.state = 'queued' limit most offset 0) j
+    cross join lateral (
+        select from posthouse.job j
+        where j.lane_id = l.id and j.state = 'queued'
+          and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id order by f.floor_at desc limit 1), '-infinity')
+        limit most offset 0) j
     where l.tenant = count_waiting.name and l.limited and (l.ready_at < 'infinity' or l.blocked_by is not null) limit most) x);
 end $$;
 

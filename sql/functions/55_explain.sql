@@ -130,8 +130,9 @@ begin
     return;
   end if;
   if j.run_at > clock_timestamp() then
-    reason := 'not due yet' || case when j.reason is not null then ': ' || j.reason else '' end;
-    until := j.run_at;
+    -- One that is due at infinity waits for another job: see posthouse.take_held_key.
+    reason := case when j.run_at = 'infinity' then coalesce(j.reason, 'held back') else 'not due yet' || coalesce(': ' || j.reason, '') end;
+    until := nullif(j.run_at, 'infinity');
     return next;
   end if;
   -- What others used of a gate that a tenant shares with them is not for him. Of gates `tenant:…` a job passes its own only.

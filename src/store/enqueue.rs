@@ -34,7 +34,7 @@ const MANY: &str = "select id, state, duplicate from posthouse.enqueue_many($1) 
 
 const MANY_SOON: &str = "select e.id, e.state, e.duplicate, e.deduped from \
     (select set_config('lock_timeout', '20ms', true) offset 0) s(at_most) cross join lateral \
-    posthouse.enqueue_many(case when s.at_most is not null then $1 end) e order by e.ordinal";
+    posthouse.enqueue_many(case when s.at_most is not null then $1::jsonb end) e order by e.ordinal";
 
 const MANY_KEYED: &str = "select id, state, duplicate, deduped from posthouse.enqueue_many($1) order by ordinal";
 

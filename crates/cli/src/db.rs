@@ -1,5 +1,6 @@
 //! `posthouse db`: make, check and find the schema.
 
+mod adopt;
 mod doctor;
 mod migrate;
 
@@ -20,6 +21,7 @@ pub(crate) async fn run(command: Db, global: &Global) -> Result<ExitCode> {
         Db::Migrate(args) => migrate::run(args, global).await,
         Db::Status => status(global).await,
         Db::Doctor(args) => doctor::run(args, global).await,
+        Db::Adopt(args) => adopt::run(&args, global).await,
         Db::Isolate { dry_run, undo } => apart(dry_run, undo, global).await,
         Db::Url { show_password } => url(show_password, global),
     }

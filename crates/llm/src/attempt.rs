@@ -10,6 +10,7 @@ use crate::config::Timeouts;
 use crate::error::{CallError, ErrorClass, FIRST_TOKEN_TIMEOUT};
 use crate::gate::{Gates, Pass, TurnedAway};
 use crate::hedge::{Winner, race};
+use crate::idempotency::key;
 use crate::judge::judge;
 use crate::millis::millis;
 use crate::prompt_kind::{Draft, Expected, PromptKind};
@@ -44,6 +45,16 @@ pub(crate) struct Request<'a> {
     pub(crate) start: Instant,
     pub(crate) time: Duration,
     pub(crate) job: i64,
+    /// Of the keys by which providers know a call again. `None`: none is sent.
+    pub(crate) seed: Option<String>,
+}
+
+impl Request<'_> {
+    /// Whether somebody along the route is told when it has seen a call before.
+    pub(crate) fn takes_key(&self) -> bool {
+        let models = [Some(self.model), self.larger];
+        models.into_iter().flatten().flat_map(|model| &model.route).any(|stop| stop.transport.takes_key())
+    }
 }
 
 /// An attempt under way.
@@ -61,6 +72,8 @@ struct Lane<'a> {
     stop: &'a Stop,
     pass: Pass<'a>,
     body: Bytes,
+    /// By which the provider knows the call again.
+    key: Option<String>,
     expected: Expected,
     timeouts: Timeouts,
     /// When the attempt began, and how long it may take.
@@ -130,7 +143,7 @@ impl<'a> Walk<'a> {
         why: Why,
         is_another_open: bool,
     ) -> (Outcome, bool) {
-        let mut lane = self.lane(model, stop, pass);
+        let mut lane = self.lane(model, stop, pass, false);
         let patience = stop.first_token().filter(|limit| is_another_open && *limit < model.timeouts.first_token());
         if let Some(limit) = patience {
             lane.timeouts.first_token_ms = millis(limit);
@@ -208,10 +221,10 @@ impl<'a> Walk<'a> {
         // What is only being tried is not tried twice.
         let other = another.or((!is_probe && self.gates.is_open(&stop.gate)).then_some(stop))?;
         let pass = self.gates.enter(&other.gate, self.request.job).await.ok()?;
-        Some(self.lane(model, other, pass))
+        Some(self.lane(model, other, pass, std::ptr::eq(other, stop)))
     }
 
-    fn lane(&mut self, model: &'a Model, stop: &'a Stop, pass: Pass<'a>) -> Lane<'a> {
+    fn lane(&mut self, model: &'a Model, stop: &'a Stop, pass: Pass<'a>, beside: bool) -> Lane<'a> {
         if !std::ptr::eq(stop, self.addressed) {
             let (kind, dialect) = (self.request.kind, stop.transport.dialect);
             self.request.draft.text =
@@ -219,10 +232,13 @@ impl<'a> Walk<'a> {
             self.addressed = stop;
         }
         self.trail.requests += 1;
+        let seed = self.request.seed.as_deref().filter(|_| stop.transport.takes_key());
+        let key = seed.map(|seed| key(seed, self.request.job, stop.asked(), &self.request.draft.text, beside));
         Lane {
             stop,
             pass,
             body: self.request.draft.text.clone(),
+            key,
             expected: self.request.draft.expected,
             timeouts: model.timeouts,
             attempt: (self.request.start, self.request.time),
@@ -251,7 +267,8 @@ impl Lane<'_> {
         let clock = Clock::start(self.timeouts, self.attempt).tell(self.begun.take());
         let body = std::mem::take(&mut self.body);
         let span = trace::calling(stop);
-        let received = call(&stop.transport, (body, expected.choices), clock, &self.pass, redactor).await;
+        let sent = (body, self.key.as_deref(), expected.choices);
+        let received = call(&stop.transport, sent, clock, &self.pass, redactor).await;
         let outcome = received.and_then(|received| judge(received, expected, kind, stop.asked(), redactor));
         match outcome {
             Ok(answer) => {

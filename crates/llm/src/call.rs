@@ -43,13 +43,13 @@ pub(crate) struct Received {
 /// Sends the request and reads the answer to its end.
 pub(crate) async fn call(
     transport: &Transport,
-    (body, choices): (Bytes, usize),
+    (body, key, choices): (Bytes, Option<&str>, usize),
     clock: Clock,
     pass: &Pass<'_>,
     redactor: &Redactor,
 ) -> Result<Received, Box<CallError>> {
     let mut reading = Reading { clock, assembly: Assembly::new(choices), status: None, request_id: None, redactor };
-    match reading.run(transport, body, pass).await {
+    match reading.run(transport, (body, key), pass).await {
         Ok(()) => Ok(Received {
             status: reading.status.map_or(0, |status| status.as_u16()),
             request_id: reading.request_id.or_else(|| reading.assembly.id.clone()),
@@ -72,8 +72,8 @@ struct Reading<'a> {
 type Outcome<T = ()> = Result<T, Box<CallError>>;
 
 impl Reading<'_> {
-    async fn run(&mut self, transport: &Transport, body: Bytes, pass: &Pass<'_>) -> Outcome {
-        let response = match self.clock.limit(transport.send(body)).await {
+    async fn run(&mut self, transport: &Transport, (body, key): (Bytes, Option<&str>), pass: &Pass<'_>) -> Outcome {
+        let response = match self.clock.limit(transport.send(body, key)).await {
             None => return Err(self.clock.timed_out()),
             Some(Err(error)) => return Err(connection_error(&error, transport.host())),
             Some(Ok(response)) => response,

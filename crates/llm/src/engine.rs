@@ -219,7 +219,18 @@ impl Engine {
         let larger = kind.larger.as_ref().map(|name| &self.inner.models[name]);
         let whole = model.timeouts.attempt();
         let time = attempt.deadline.map_or(whole, |deadline| deadline.min(whole));
-        Ok(Request { kind, model, larger, first, why, draft, start: Instant::now(), time, job: attempt.job })
+        Ok(Request {
+            kind,
+            model,
+            larger,
+            first,
+            why,
+            draft,
+            start: Instant::now(),
+            time,
+            job: attempt.job,
+            seed: None,
+        })
     }
 
     /// Goes along the route, and makes an answer of what comes back.

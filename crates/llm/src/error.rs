@@ -180,13 +180,25 @@ impl CallError {
         usage
     }
 
+    /// Whether the provider may have done the work, and billed it, though there is no answer.
+    #[must_use]
+    pub fn perhaps_billed(&self) -> bool {
+        const CUT: [&str; 5] =
+            [FIRST_TOKEN_TIMEOUT, ATTEMPT_TIMEOUT, "between_tokens_timeout", "stream_cut", "incomplete_stream"];
+        self.was_sent && (self.class == ErrorClass::Ambiguous || CUT.contains(&self.code.as_str()))
+    }
+
     /// Everything but what the model answered, as the JSON that is stored with the attempt.
     ///
     /// # Panics
     /// Never: all fields are plain values.
     #[must_use]
     pub fn to_json(&self) -> serde_json::Value {
-        serde_json::to_value(self).expect("a call error is plain values")
+        let mut json = serde_json::to_value(self).expect("a call error is plain values");
+        if self.perhaps_billed() {
+            json["perhaps_billed"] = true.into();
+        }
+        json
     }
 }
 

@@ -4,6 +4,7 @@ use crate::answer::Answer;
 use crate::attempt::Request;
 use crate::engine::{Attempt, Engine};
 use crate::error::{CallError, Verdict};
+use crate::idempotency::seed;
 use posthouse::worker::Builder;
 use posthouse::{Context, JobError, Outcome};
 use serde_json::value::RawValue;
@@ -48,7 +49,12 @@ impl Engine {
 
     async fn decide(&self, request: Result<Request<'_>, Box<CallError>>, context: &Context) -> Outcome {
         let called = match request {
-            Ok(request) => self.ask(request).await,
+            Ok(mut request) => {
+                if request.takes_key() {
+                    request.seed = Some(seed(context).await);
+                }
+                self.ask(request).await
+            }
             Err(error) => Err(error),
         };
         let usage = called.as_ref().map_or_else(|error| error.usage_json(), Answer::usage_json);

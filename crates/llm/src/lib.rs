@@ -27,6 +27,7 @@ mod handler;
 mod hedge;
 pub mod hint;
 mod http;
+mod idempotency;
 mod judge;
 mod meter;
 mod millis;

@@ -2,6 +2,7 @@
 
 use crate::config::{ConfigError, HeaderSource, MaxTokensField, Provider};
 use crate::error::{CallError, ErrorClass};
+use crate::idempotency;
 use crate::prompt_kind::Dialect;
 use crate::secret::Secret;
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
@@ -25,6 +26,8 @@ pub(crate) struct Transport {
     client: Client,
     url: Url,
     headers: HeaderMap,
+    /// The header by which the provider knows a call again.
+    idempotency: Option<HeaderName>,
     pub(crate) dialect: Dialect,
     /// Tells keys apart without showing them. `None`: it has none.
     pub(crate) key_mark: Option<String>,
@@ -78,20 +81,34 @@ impl Transport {
             headers.insert(header, value);
             secrets.push(secret);
         }
+        let idempotency = idempotency::header(provider.idempotency_header.as_deref(), &base)
+            .map_err(|problem| ConfigError::new(place("idempotency_header"), problem))?;
         let client = client(provider, connect, tls).map_err(|problem| ConfigError::new(place("proxy"), problem))?;
         let dialect = Dialect {
             max_tokens_field: provider.max_tokens_field.unwrap_or_else(|| usual_field(&base)),
             stream_usage: provider.stream_usage,
         };
-        Ok(Self { client, url: chat_url(base), headers, dialect, key_mark })
+        Ok(Self { client, url: chat_url(base), headers, idempotency, dialect, key_mark })
     }
 
     /// Sends a request; ready when status and headers of the answer are there.
-    pub(crate) fn send(&self, body: bytes::Bytes) -> impl Future<Output = reqwest::Result<Response>> + use<> {
+    pub(crate) fn send(
+        &self,
+        body: bytes::Bytes,
+        key: Option<&str>,
+    ) -> impl Future<Output = reqwest::Result<Response>> + use<> {
         let mut request = Request::new(Method::POST, self.url.clone());
         *request.headers_mut() = self.headers.clone();
+        if let (Some(header), Some(Ok(key))) = (&self.idempotency, key.map(HeaderValue::from_str)) {
+            request.headers_mut().insert(header, key);
+        }
         *request.body_mut() = Some(body.into());
         self.client.execute(request)
+    }
+
+    /// Whether the provider is told when it has seen a call before.
+    pub(crate) fn takes_key(&self) -> bool {
+        self.idempotency.is_some()
     }
 
     /// Host and port, for messages: the part of the address that holds no secret.

@@ -3,6 +3,7 @@
 mod adopt;
 mod alerts;
 mod bulk;
+mod calls;
 mod claim;
 mod cost;
 mod dead_letters;

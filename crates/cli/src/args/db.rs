@@ -50,6 +50,18 @@ pub(crate) enum Db {
   posthouse db doctor --json || page somebody")]
     Doctor(DbDoctor),
 
+    /// Let the jobs of a copied database run here
+    ///
+    /// A database that was restored from a dump, or made from another as its template, does not let workers register: the jobs in it may
+    /// run at the original too, and be paid for twice. This shows what is queued, asks, and lets them. Copies of files (base backups,
+    /// snapshots of a disk) cannot be told from a failover: say so with --undo before workers are started on one.
+    #[command(after_long_help = "EXAMPLES:
+  posthouse db adopt --dry-run
+  posthouse db adopt
+  posthouse db adopt --yes --json
+  posthouse db adopt --undo                     after a copy of files was made, before workers start")]
+    Adopt(DbAdopt),
+
     /// Make roles with least rights, and let tenants log in to Postgres themselves
     ///
     /// Makes the roles posthouse_enqueue, posthouse_worker, posthouse_read and posthouse_operate, gives them what they need and nobody
@@ -86,6 +98,19 @@ THEN, in psql:
         #[arg(long)]
         show_password: bool,
     },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DbAdopt {
+    /// Do not ask
+    #[arg(long)]
+    pub(crate) yes: bool,
+    /// Only show what is in it
+    #[arg(long, conflicts_with = "yes")]
+    pub(crate) dry_run: bool,
+    /// Say that this database is a copy: no worker that starts runs jobs until it is adopted
+    #[arg(long, conflicts_with_all = ["yes", "dry_run"])]
+    pub(crate) undo: bool,
 }
 
 #[derive(Debug, Args)]

@@ -64,7 +64,7 @@ async fn a_dedupe_key_answers_with_the_job_that_holds_it() {
     assert_eq!(queue.run(&first).fine().stdout, "job 1 queued\n");
     assert_eq!(queue.run(&first).fine().stdout, "job 1 duplicate (queued)\n");
     let json = queue.run(&[&first[..], &["--json"]].concat()).fine().json();
-    assert_eq!(json, serde_json::json!({ "id": 1, "state": "queued", "duplicate": true }));
+    assert_eq!(json, serde_json::json!({ "id": 1, "state": "queued", "duplicate": true, "deduped": "kept" }));
     queue.run(&["job", "cancel", "1"]).fine();
     assert_eq!(queue.enqueue(&["k", "--dedupe-key", "hook-17", "--dedupe-for", "1h"]).to_string(), last_id(&queue));
     let again = queue.run(&["enqueue", "k", "--dedupe-key", "hook-17", "--dedupe-for", "1h"]).fine();
@@ -107,13 +107,10 @@ async fn what_the_database_refuses_is_named() {
 }
 
 #[tokio::test]
-async fn a_statement_timeout_of_the_database_is_named_with_its_cure() {
+async fn a_statement_timeout_of_the_database_is_not_in_the_way() {
     let queue = Queue::new().await;
     let path = file("slow.json", format!("\"{}\"", "x".repeat(8_000_000)));
     let payload = format!("@{}", path.display());
-    let with = |ms: u32| format!("{}?options=-c%20statement_timeout%3D{ms}", queue.url());
-    queue
-        .run(&["enqueue", "k", &payload, "--database-url", &with(1)])
-        .failed(1, &["timeout", &with(0)[queue.url().len()..]]);
-    queue.run(&["enqueue", "k", &payload, "--database-url", &with(0)]).fine();
+    let url = format!("{}?options=-c%20statement_timeout%3D1", queue.url());
+    queue.run(&["enqueue", "k", &payload, "--database-url", &url]).fine();
 }

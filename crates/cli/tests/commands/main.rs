@@ -9,6 +9,7 @@ mod db;
 mod dead;
 mod enqueue;
 mod gates;
+mod guards;
 mod jobs;
 mod jsonl;
 mod provider;

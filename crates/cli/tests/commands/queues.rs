@@ -12,7 +12,7 @@ async fn a_queue_without_history_answers_who_waits_and_forgets() {
     let id = queue.enqueue(&["k", "{}", "--queue", "mail"]).to_string();
     queue.enqueue(&["other", "{}"]);
     let list = || queue.run(&["queue", "list", "--json"]).fine().json();
-    let row = |queue: &str, retention_ms: Option<i64>| json!({ "queue": queue, "retention_ms": retention_ms, "retention_cancelled_ms": retention_ms, "retention_failed_ms": null, "fair_by": "jobs", "serial_by": null, "closed_until": null, "closed_reason": null });
+    let row = |queue: &str, retention_ms: Option<i64>| json!({ "queue": queue, "retention_ms": retention_ms, "retention_cancelled_ms": retention_ms, "retention_failed_ms": null, "fair_by": "jobs", "serial_by": null, "max_depth": null, "closed_until": null, "closed_reason": null });
     let as_it_comes = row("default", None);
     assert_eq!(list(), json!([as_it_comes, row("mail", None)]));
     let set = queue.run(&["queue", "set", "mail", "--retention", "0"]).fine();
@@ -30,6 +30,8 @@ async fn a_queue_without_history_answers_who_waits_and_forgets() {
             "BY",
             "FAIR",
             "BY",
+            "MAY",
+            "WAIT",
             "PAUSED",
             "default",
             "forever",
@@ -62,7 +64,7 @@ async fn a_queue_without_history_answers_who_waits_and_forgets() {
     let set = queue.run(&["queue", "set", "mail", "--retention", "forever", "--json"]).fine();
     assert_eq!(
         set.json(),
-        json!({ "queue": "mail", "retention_ms": null, "retention_cancelled_ms": null, "retention_failed_ms": null, "fair_by": "jobs", "serial_by": null })
+        json!({ "queue": "mail", "retention_ms": null, "retention_cancelled_ms": null, "retention_failed_ms": null, "fair_by": "jobs", "serial_by": null, "max_depth": null, "closed_until": null, "closed_reason": null })
     );
     assert_eq!(list()[1]["retention_ms"], json!(null));
 }
@@ -74,7 +76,7 @@ async fn a_queue_runs_what_belongs_together_one_at_a_time_and_is_fair_by_tokens(
     assert!(set.contains("queue chats runs jobs that share the field chat one at a time"), "{set}");
     assert!(set.contains("queue chats is fair between its tenants by tokens"), "{set}");
     let list = || queue.run(&["queue", "list", "--json"]).fine().json();
-    let row = |serial_by: Option<&str>, fair_by: &str| json!([{ "queue": "chats", "retention_ms": null, "retention_cancelled_ms": null, "retention_failed_ms": null, "fair_by": fair_by, "serial_by": serial_by, "closed_until": null, "closed_reason": null }]);
+    let row = |serial_by: Option<&str>, fair_by: &str| json!([{ "queue": "chats", "retention_ms": null, "retention_cancelled_ms": null, "retention_failed_ms": null, "fair_by": fair_by, "serial_by": serial_by, "max_depth": null, "closed_until": null, "closed_reason": null }]);
     assert_eq!(list(), row(Some("chat"), "tokens"));
     let text = queue.run(&["queue", "list"]).fine().stdout;
     assert!(
@@ -89,7 +91,7 @@ async fn a_queue_runs_what_belongs_together_one_at_a_time_and_is_fair_by_tokens(
     let set = queue.run(&["queue", "set", "chats", "--serial-by", "none", "--fair-by", "jobs", "--json"]).fine().json();
     assert_eq!(
         set,
-        json!({ "queue": "chats", "retention_ms": null, "retention_cancelled_ms": null, "retention_failed_ms": null, "fair_by": "jobs", "serial_by": null })
+        json!({ "queue": "chats", "retention_ms": null, "retention_cancelled_ms": null, "retention_failed_ms": null, "fair_by": "jobs", "serial_by": null, "max_depth": null, "closed_until": null, "closed_reason": null })
     );
     assert_eq!(list(), row(None, "jobs"));
 }
@@ -139,4 +141,13 @@ async fn what_cannot_be_set_is_refused() {
     queue.run(&["queue", "set", "mail", "--fair-by", "money"]).failed(2, &["money", "jobs, tokens"]);
     queue.run(&["queue", "set", "mail", "--serial-by", ""]).failed(1, &["field: must not be empty"]);
     queue.run(&["queue", "set", "", "--retention", "0"]).failed(1, &["queue: must not be empty"]);
+}
+
+#[tokio::test]
+async fn a_worker_says_which_kinds_need_no_payload_in_the_end() {
+    let queue = Queue::new().await;
+    let id = queue.enqueue(&["shout", r#"{"secret": 1}"#]).to_string();
+    queue.run(&["work", "--exec", "shout=echo 7", "--drop-payload", "shout", "--until-empty"]).fine();
+    let job = queue.run(&["job", "show", &id, "--json"]).fine().json();
+    assert_eq!((&job["state"], &job["payload"], &job["result"]), (&json!("done"), &json!(null), &json!(7)));
 }

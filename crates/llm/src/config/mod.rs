@@ -84,6 +84,9 @@ pub struct Provider {
     /// Whether to ask for usage in streams. Default true; turn it off for servers that reject `stream_options`.
     #[serde(default = "yes")]
     pub stream_usage: bool,
+    /// The header by which the provider knows a call again that may have been billed without an answer. Default: `Idempotency-Key` for
+    /// OpenAI and for what runs on this machine, else none; `none` for none.
+    pub idempotency_header: Option<String>,
     /// How long nobody asks for a model here after the account was found empty, in milliseconds. Default 300,000. Only without a
     /// database; with one, the endpoint stays closed until somebody opens it.
     #[serde(default = "five_minutes")]
@@ -333,6 +336,7 @@ impl Config {
             headers: BTreeMap::new(),
             max_tokens_field: None,
             stream_usage: true,
+            idempotency_header: None,
             credit_pause_ms: five_minutes(),
             proxy: None,
             gate_by_key: false,

@@ -5,6 +5,7 @@ mod answers;
 mod failures;
 mod fleet;
 mod gates;
+mod idempotency;
 mod prices;
 mod queue;
 mod routes;
