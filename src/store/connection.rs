@@ -25,6 +25,9 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Tries of a call that Postgres has rolled back because of others: each was undone whole, so that it can be made again.
 const TRIES: u32 = 8;
 
+/// Postgres had ended the session, since nothing came for `idle_session_timeout`, before it read the call: nothing was done.
+const ENDED_WHILE_IDLE: &str = "57P05";
+
 /// A parameter and its type: naming the type saves the driver a round trip.
 pub(super) type Parameter = (Box<dyn ToSql + Sync + Send>, Type);
 
@@ -119,6 +122,8 @@ impl Store {
                     && surroundings::are_in_the_way(&session.client, inner.timeout).await.unwrap_or(false)
                 {
                     session.explicit.store(true, Ordering::Relaxed);
+                } else if tries < TRIES && error.sqlstate() == Some(ENDED_WHILE_IDLE) {
+                    self.disconnect().await;
                 } else if tries < TRIES && error.is_rolled_back() {
                     tokio::time::sleep(jitter(Duration::from_millis(5) * tries)).await;
                 } else {

@@ -231,29 +231,26 @@ fn apart(sent: SystemTime, server: SystemTime, answered: SystemTime) -> Option<D
     early.or(late).filter(|apart| *apart > CLOCKS_APART)
 }
 
-/// Rounds of looking for a pooler: it may give the same server connection by chance.
-const ROUNDS: usize = 4;
+/// Rounds of looking for a pooler: one that is busy may give each of us the same server connection several times by chance.
+const ROUNDS: usize = 16;
 
 /// Whether a pooler gives each transaction any server connection. Two connections that are open at the same time have different
 /// processes of Postgres, and keep them, unless one stands between.
 async fn pooler(database: &Database) -> Result<Option<Finding>> {
     let (one, _task) = connect(&database.main, "doctor").await?;
     let (other, _task) = connect(&database.main, "doctor").await?;
-    let first = pid(&one).await?;
+    let (first, mut second) = (pid(&one).await?, None);
     for _ in 0..ROUNDS {
         if let Err(error) = other.batch_execute("begin").await.map_err(Error::from) {
             let what = format!("a transaction cannot be begun: {error}");
-            return Ok(Some(Finding::new(
-                "pooler",
-                Severity::Bad,
-                what,
-                POOLER_OF_STATEMENTS,
-                "pool_mode = transaction -- in the pooler",
-            )));
+            let fix = "pool_mode = transaction -- in the pooler";
+            return Ok(Some(Finding::new("pooler", Severity::Bad, what, POOLER_OF_STATEMENTS, fix)));
         }
-        let (held, now) = (pid(&other).await, pid(&one).await);
+        // Nothing is asked of the other one meanwhile: this may be the only server connection there is.
+        let held = pid(&other).await;
         other.batch_execute("rollback").await?;
-        if held? == first || now? != first {
+        let (held, now) = (held?, pid(&one).await?);
+        if held == first || now != first || second.is_some_and(|second| held != second) {
             let what = "a pooler in transaction mode stands between this machine and Postgres";
             let fix = match &database.listen {
                 Some(listen) if listen.config == database.main.config => {
@@ -263,6 +260,7 @@ async fn pooler(database: &Database) -> Result<Option<Finding>> {
             };
             return Ok(Some(Finding::new("pooler", Severity::Note, what, POOLER, fix)));
         }
+        second = Some(held);
     }
     Ok(None)
 }

@@ -241,3 +241,17 @@ pub(super) async fn status(client: &Client, schema: &Schema) -> Result<SchemaSta
     };
     Ok(status)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn migrations_are_numbered_without_gaps_and_functions_are_named_once() {
+        assert!(MIGRATIONS.iter().map(|m| m.version).eq(1..=OURS.version()), "{MIGRATIONS:?}");
+        assert!(
+            FUNCTIONS.iter().enumerate().all(|(n, file)| !FUNCTIONS[..n].contains(file)),
+            "a file stands twice in FUNCTIONS"
+        );
+    }
+}

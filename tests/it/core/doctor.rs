@@ -193,6 +193,8 @@ async fn dead_rows_that_pile_up_are_found() {
     s.run("delete from posthouse.job").await;
     let examination = Examination { dead_rows: 400, ..Examination::default() };
     wait_until(SOON, "the dead rows of job are found", async || {
+        // Older versions send what they counted with a later statement.
+        s.run("select 1").await;
         let diagnosis = diagnose(queue.url(), &examination).await;
         diagnosis.findings.iter().any(|f| {
             f.check == "dead_rows" && f.subject.as_deref() == Some("posthouse.job") && f.what.contains("500 dead rows")

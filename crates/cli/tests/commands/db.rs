@@ -49,13 +49,12 @@ async fn a_migration_says_who_holds_it_up() {
     };
     answer(&mut migrate("10s"), None).fine();
     let reader = database.connect().await;
-    reader
-        .batch_execute(
-            "update posthouse.meta set value = 'older' where name = 'functions'; set application_name = 'report';
-             begin; select count(*) from posthouse.jobs",
-        )
-        .await
-        .unwrap();
+    for sql in [
+        "update posthouse.meta set value = 'older' where name = 'functions'",
+        "set application_name = 'report'; begin; select count(*) from posthouse.jobs",
+    ] {
+        reader.batch_execute(sql).await.unwrap();
+    }
     let refused = answer(&mut migrate("1s"), None)
         .failed(1, &["functions and views", "report, idle in transaction", "trying again"]);
     assert!(refused.stderr.contains("no lock within"), "{refused:?}");
