@@ -109,7 +109,7 @@ impl Family {
 }
 
 impl SampleValue {
-    fn add(&mut self, other: &Self, is_age: bool) {
+    pub(crate) fn add(&mut self, other: &Self, is_age: bool) {
         match (self, other) {
             (Self::Number(own), Self::Number(more)) if is_age => *own = own.max(*more),
             (Self::Number(own), Self::Number(more)) => *own += more,

@@ -2,10 +2,11 @@
 //!
 //! A worker serves queues and kinds that it knows from the start, so their counters are laid out then, one cell for each pair: to
 //! count is to find the cell by two binary searches and add to it, without a lock. Only errors, whose classes handlers make
-//! up, are counted in a map, and only so many of them by name.
+//! up, are counted in a map, and only so many of them by name. Threads have places of their own in a cell, since two that add to one
+//! counter wait for each other's caches.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -22,14 +23,22 @@ const MOST_CLASSES: usize = 50;
 pub(crate) struct Attempts {
     queues: Names,
     kinds: Names,
-    /// A cell for each queue and kind, queue by queue.
+    /// Cells for each queue and kind, queue by queue: as many as there are places for threads.
     cells: Vec<Cell>,
     /// By cell and class.
     errors: Mutex<Errors>,
 }
 
-/// The counts of one queue and kind.
+/// Threads that have places of their own; further ones share them.
+const PLACES: usize = 4;
+static NEXT_PLACE: AtomicUsize = AtomicUsize::new(0);
+thread_local! {
+    static PLACE: usize = NEXT_PLACE.fetch_add(1, Ordering::Relaxed) % PLACES;
+}
+
+/// The counts of one queue and kind by one thread, or by some. On cache lines of its own.
 #[derive(Default)]
+#[repr(align(128))]
 struct Cell {
     started: AtomicU64,
     outcomes: [AtomicU64; OUTCOMES.len()],
@@ -70,7 +79,7 @@ impl Attempts {
     /// Lays out the cells.
     pub(crate) fn new(queues: Vec<String>, kinds: Vec<String>) -> Self {
         let (queues, kinds) = (Names::new(queues), Names::new(kinds));
-        let cells = (0..queues.0.len() * kinds.0.len()).map(|_| Cell::default()).collect();
+        let cells = (0..queues.0.len() * kinds.0.len() * PLACES).map(|_| Cell::default()).collect();
         Self { queues, kinds, cells, errors: Mutex::default() }
     }
 
@@ -119,7 +128,7 @@ impl Attempts {
     }
 
     fn cell(&self, job: &ClaimedJob) -> &Cell {
-        &self.cells[self.place(job)]
+        &self.cells[self.place(job) * PLACES + PLACE.with(|place| *place)]
     }
 
     fn error(&self, job: &ClaimedJob, class: &str) {
@@ -159,17 +168,23 @@ impl Attempts {
             "posthouse_attempt_run_seconds",
             "From the start of an attempt to the end of its handler.",
         );
-        for (place, cell) in self.cells.iter().enumerate().filter(|(_, cell)| number(&cell.started) > 0.0) {
-            let names = self.names(place);
+        for (place, cells) in self.cells.chunks(PLACES).enumerate() {
+            let sum = |of: &dyn Fn(&Cell) -> u64| cells.iter().map(of).sum::<u64>() as f64;
             // Ended ones first, so that there are never more of them than were started.
-            let ended = cell.run.total() as f64;
-            started.push(&names, SampleValue::Number(number(&cell.started)));
-            running.push(&names, SampleValue::Number(number(&cell.started) - ended));
-            for (outcome, counter) in OUTCOMES.iter().zip(&cell.outcomes) {
-                settled.push(&[names[0], names[1], ("outcome", outcome)], SampleValue::Number(number(counter)));
+            let ended = sum(&|cell| cell.run.total());
+            let begun = sum(&|cell| cell.started.load(Ordering::Relaxed));
+            if begun == 0.0 {
+                continue;
             }
-            wait.push(&names, cell.wait.value());
-            run.push(&names, cell.run.value());
+            let names = self.names(place);
+            started.push(&names, SampleValue::Number(begun));
+            running.push(&names, SampleValue::Number(begun - ended));
+            for (at, outcome) in OUTCOMES.iter().enumerate() {
+                let ended = sum(&|cell| cell.outcomes[at].load(Ordering::Relaxed));
+                settled.push(&[names[0], names[1], ("outcome", outcome)], SampleValue::Number(ended));
+            }
+            wait.push(&names, all(cells, |cell| &cell.wait));
+            run.push(&names, all(cells, |cell| &cell.run));
         }
         let counts = &self.errors.lock().unwrap_or_else(PoisonError::into_inner).counts;
         for ((place, class), n) in counts {
@@ -178,6 +193,13 @@ impl Attempts {
         }
         vec![started, running, settled, errors, wait, run]
     }
+}
+
+/// One histogram of those of several cells.
+fn all(cells: &[Cell], of: fn(&Cell) -> &Histogram) -> SampleValue {
+    let mut sum = Histogram::default().value();
+    cells.iter().for_each(|cell| sum.add(&of(cell).value(), false));
+    sum
 }
 
 pub(crate) fn add(counter: &AtomicU64, n: u64) {
