@@ -26,6 +26,15 @@ const CONFIG: &str = "posthouse.toml";
 const CONCURRENCY: u32 = 100;
 const LEASE_MS: u64 = 30_000;
 
+/// Says which kinds need no payload any more when a job has ended.
+async fn drop_payloads(database: &Database, kinds: &[String]) -> Result<()> {
+    let store = database.store("setup");
+    for kind in kinds {
+        store.set_drop_payload(kind, true).await?;
+    }
+    Ok(())
+}
+
 /// Runs until it is told to end, or until there is nothing left to do.
 pub(crate) async fn run(args: Work, global: &Global) -> Result<ExitCode> {
     if std::env::var_os(STOP_AT_EOF).is_some() {
@@ -55,6 +64,7 @@ pub(crate) async fn run(args: Work, global: &Global) -> Result<ExitCode> {
     print(&if json { opening.to_json() } else { opening.to_string() });
     let server = metrics(&args, &database, global, true).await?;
     let engine = known.tell(&database).await?;
+    drop_payloads(&database, &args.drop_payloads).await?;
     if let (Some(server), Some(engine)) = (&server, &engine) {
         server.add(engine.clone());
     }

@@ -40,6 +40,10 @@ pub(crate) struct Work {
     #[arg(long = "exec", value_name = "KIND=COMMAND")]
     pub(crate) execs: Vec<ExecKind>,
 
+    /// Delete the payload of a job of this kind when it is done or cancelled; may be repeated
+    #[arg(long = "drop-payload", value_name = "KIND")]
+    pub(crate) drop_payloads: Vec<String>,
+
     /// An OpenAI-compatible endpoint to use
     #[arg(long, value_name = "URL", help = "An OpenAI-compatible endpoint to use, such as https://api.openai.com/v1")]
     pub(crate) provider_url: Option<String>,
@@ -69,7 +73,7 @@ pub(crate) struct Work {
     pub(crate) no_sweep: bool,
 
     /// Do nothing but housekeeping: claim no jobs, know no kinds
-    #[arg(long, conflicts_with_all = ["queues", "concurrency", "config", "execs", "provider_url", "poll_ms", "grace_ms",
+    #[arg(long, conflicts_with_all = ["queues", "concurrency", "config", "execs", "drop_payloads", "provider_url", "poll_ms", "grace_ms",
         "until_empty", "no_sweep", "no_listen"])]
     pub(crate) sweep_only: bool,
 
