@@ -113,10 +113,8 @@ fn errors(job: &JobRecord, now: SystemTime, texts: &mut Texts) -> Result<()> {
 fn lineage(redrives: &[Redrive], now: SystemTime, texts: &mut Texts) -> Result<()> {
     for redrive in redrives {
         let what = if redrive.state == "failed" { "redriven" } else { "retried" };
-        let after = match (redrive.class.as_deref(), redrive.attempt) {
-            (Some(class), attempts) => format!(" after {attempts} attempts and {}", clean(class)),
-            (None, attempts) => format!(" after {attempts} attempts"),
-        };
+        let class = redrive.class.as_deref().map(|class| format!(": {}", clean(class))).unwrap_or_default();
+        let after = format!(" after attempt {}{class}", redrive.attempt);
         let when = when(&age(&redrive.redriven_at, now));
         output::line(format_args!(
             "{BOLD}{what}{BOLD:#} {when} by {}{DIM}{after}{DIM:#}",
