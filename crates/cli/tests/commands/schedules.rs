@@ -29,90 +29,36 @@ fn a_rule_can_be_tried_out_without_a_database() {
     next(&["* * * * *", "--timezone", "Mars"]).failed(2, &["there is no time zone 'Mars'"]);
 }
 
+const SET: [&str; 10] = [
+    "schedule",
+    "set",
+    "digest",
+    "0 0 1 1 *",
+    "digest",
+    r#"{"of":"yesterday"}"#,
+    "--timezone",
+    "Europe/Rome",
+    "--tenant",
+    "acme",
+];
+
 #[tokio::test]
-async fn a_schedule_is_set_shown_rested_and_removed() {
+async fn what_is_set_arrives_whole_and_may_be_set_again() {
     let queue = Queue::new().await;
-    assert!(queue.run(&["schedule", "list"]).fine().stderr.contains("posthouse schedule set NAME CRON KIND"));
-    let set = [
-        "schedule",
-        "set",
-        "digest",
-        "0 0 1 1 *",
-        "digest",
-        r#"{"of":"yesterday"}"#,
-        "--timezone",
-        "Europe/Rome",
-        "--tenant",
-        "acme",
-    ];
-    let said = queue.run(&set).fine().stdout;
+    let said = queue.run(&SET).fine().stdout;
     assert!(said.starts_with("schedule digest (new): next at 20") && said.ends_with("-01-01 00:00 +01:00\n"), "{said}");
-    assert!(queue.run(&set).fine().stdout.starts_with("schedule digest (as it was): next at "));
-    let more = [
-        "--queue",
-        "q",
-        "--priority",
-        "-2",
-        "--max-attempts",
-        "3",
-        "--timeout",
-        "5m",
-        "--gate",
-        "crm",
-        "--tokens",
-        "70",
-        "--dedupe-key",
-        "d",
-    ];
-    let more: Vec<_> = set
-        .into_iter()
-        .chain(more)
-        .chain(["--jitter", "0s", "--catch-up", "all", "--catch-up-max", "3", "--json"])
-        .collect();
+    assert!(queue.run(&SET).fine().stdout.starts_with("schedule digest (as it was): next at "));
+    let job = "--queue q --priority -2 --max-attempts 3 --timeout 5m --gate crm --tokens 70 --dedupe-key d";
+    let rest = "--jitter 0s --catch-up all --catch-up-max 3 --json";
+    let more: Vec<&str> = SET.into_iter().chain(job.split(' ')).chain(rest.split(' ')).collect();
     let record = queue.run(&more).fine().json();
     assert_eq!(
         record["job"],
         json!({"kind": "digest", "payload": {"of": "yesterday"}, "tenant": "acme", "queue": "q", "priority": -2, "max_attempts": 3,
                "timeout_ms": 300_000.0, "gates": ["crm"], "tokens": 70, "dedupe_key": "d"})
     );
-    assert_eq!(
-        (&record["catch_up"], &record["catch_up_max"], &record["timezone"]),
-        (&json!("all"), &json!(3), &json!("Europe/Rome"))
-    );
-    fire(&queue, "digest").await;
-    let table = queue.run(&["schedule", "list"]).fine().stdout;
-    let lines: Vec<&str> = table.lines().collect();
-    assert_eq!(
-        words(lines[0]),
-        ["SCHEDULE", "CRON", "TIMEZONE", "KIND", "NEXT", "IN", "LAST", "JOB", "STATE", "MISSED"]
-    );
-    assert!(lines[1].contains("0 0 1 1 *") && lines[1].contains("+01:00") && lines[1].contains("queued"), "{table}");
-    let listed = queue.run(&["schedule", "list", "--json"]).fine().json();
-    assert_eq!(listed[0]["job"].get("payload"), None, "{listed}");
-    assert_eq!((listed[0]["upcoming"].as_array().unwrap().len(), &listed[0]["last_job_state"]), (5, &json!("queued")));
-    let shown = queue.run(&["schedule", "show", "digest", "--json"]).fine().json();
-    assert_eq!(shown["runs"][0]["job_id"], listed[0]["last_job_id"]);
-    assert_eq!((&shown["runs"][0]["state"], &shown["job"]["payload"]["of"]), (&json!("queued"), &json!("yesterday")));
-    let shown = queue.run(&["schedule", "show", "digest"]).fine().stdout;
-    assert!(
-        shown.contains("cron       0 0 1 1 * (Europe/Rome)") && shown.contains("fired      1, missed 0"),
-        "{shown}"
-    );
-    let said = queue.run(&["schedule", "pause", "digest", "--reason", "holidays"]).fine().stdout;
-    assert_eq!(said, "schedule digest rests; `posthouse schedule resume digest` lets it go on\n");
-    assert!(queue.run(&["schedule", "show", "digest"]).fine().stdout.contains(": holidays"));
-    assert!(queue.run(&["schedule", "list"]).fine().stdout.contains("rests"));
-    assert_eq!(queue.run(&["schedule", "resume", "digest"]).fine().stdout, "schedule digest goes on\n");
-    assert_eq!(queue.run(&["schedule", "resume", "digest"]).fine().stdout, "schedule digest did not rest\n");
-    assert_eq!(
-        queue.run(&["schedule", "remove", "digest"]).fine().stdout,
-        "schedule digest is removed; its jobs stay\n"
-    );
-    for command in ["show", "pause", "resume", "remove"] {
-        queue
-            .run(&["schedule", command, "digest"])
-            .failed(1, &["schedule digest: there is no such schedule", "posthouse schedule list"]);
-    }
+    let (catch_up, most, timezone) = (&record["catch_up"], &record["catch_up_max"], &record["timezone"]);
+    assert_eq!((catch_up, most, timezone), (&json!("all"), &json!(3), &json!("Europe/Rome")));
     for (arguments, word) in [
         (&["s", "0 0 30 2 *", "k"][..], "never due"),
         (&["s", "61 * * * *", "k"], "minute: '61'"),
@@ -125,6 +71,52 @@ async fn a_schedule_is_set_shown_rested_and_removed() {
     ] {
         let arguments: Vec<_> = ["schedule", "set"].iter().chain(arguments).copied().collect();
         queue.run(&arguments).failed(2, &[word]);
+    }
+}
+
+#[tokio::test]
+async fn next_ticks_and_the_last_with_its_job_are_shown() {
+    let queue = Queue::new().await;
+    assert!(queue.run(&["schedule", "list"]).fine().stderr.contains("posthouse schedule set NAME CRON KIND"));
+    queue.run(&SET).fine();
+    fire(&queue, "digest").await;
+    let table = queue.run(&["schedule", "list"]).fine().stdout;
+    let lines: Vec<&str> = table.lines().collect();
+    let header = ["SCHEDULE", "CRON", "TIMEZONE", "KIND", "NEXT", "IN", "LAST", "JOB", "STATE", "MISSED"];
+    assert_eq!(words(lines[0]), header);
+    assert!(lines[1].contains("0 0 1 1 *") && lines[1].contains("+01:00") && lines[1].contains("queued"), "{table}");
+    let listed = queue.run(&["schedule", "list", "--json"]).fine().json();
+    assert_eq!(listed[0]["job"].get("payload"), None, "{listed}");
+    assert_eq!((listed[0]["upcoming"].as_array().unwrap().len(), &listed[0]["last_job_state"]), (5, &json!("queued")));
+    let shown = queue.run(&["schedule", "show", "digest", "--json"]).fine().json();
+    assert_eq!(shown["runs"][0]["job_id"], listed[0]["last_job_id"]);
+    let (state, of) = (&shown["runs"][0]["state"], &shown["job"]["payload"]["of"]);
+    assert_eq!((state, of), (&json!("queued"), &json!("yesterday")));
+    let shown = queue.run(&["schedule", "show", "digest"]).fine().stdout;
+    assert!(
+        shown.contains("cron       0 0 1 1 * (Europe/Rome)") && shown.contains("fired      1, missed 0"),
+        "{shown}"
+    );
+}
+
+#[tokio::test]
+async fn a_schedule_rests_goes_on_and_is_removed() {
+    let queue = Queue::new().await;
+    queue.run(&SET).fine();
+    let said = queue.run(&["schedule", "pause", "digest", "--reason", "holidays"]).fine().stdout;
+    assert_eq!(said, "schedule digest rests; `posthouse schedule resume digest` lets it go on\n");
+    assert!(queue.run(&["schedule", "show", "digest"]).fine().stdout.contains(": holidays"));
+    assert!(queue.run(&["schedule", "list"]).fine().stdout.contains("rests"));
+    for (command, expected) in [
+        ("resume", "schedule digest goes on\n"),
+        ("resume", "schedule digest did not rest\n"),
+        ("remove", "schedule digest is removed; its jobs stay\n"),
+    ] {
+        assert_eq!(queue.run(&["schedule", command, "digest"]).fine().stdout, expected);
+    }
+    let words = ["schedule digest: there is no such schedule", "posthouse schedule list"];
+    for command in ["show", "pause", "resume", "remove"] {
+        queue.run(&["schedule", command, "digest"]).failed(1, &words);
     }
 }
 
