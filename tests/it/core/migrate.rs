@@ -37,6 +37,19 @@ async fn next_version(s: &Session) -> String {
     sql
 }
 
+/// Enqueues one and two jobs in turn until it is told to stop; the answer is how many.
+async fn send(client: Posthouse, stop: Arc<AtomicBool>) -> i64 {
+    let mut sent = 0;
+    while !stop.load(Ordering::Relaxed) {
+        let job = || NewJob::new("k", &sent).unwrap();
+        client.enqueue_job(job()).await.unwrap();
+        client.enqueue_many(&[job(), job()]).await.unwrap();
+        sent += 3;
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    sent
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn workers_of_two_versions_share_a_queue_through_a_deploy() {
     let (queue, s) = Queue::with_session().await;
@@ -44,20 +57,7 @@ async fn workers_of_two_versions_share_a_queue_through_a_deploy() {
     let older = || worker_at(queue.url()).handle_kind("k", async |_, _| Outcome::done(&"older")).concurrency(4);
     let worker = Background::start(older());
     let stop = Arc::new(AtomicBool::new(false));
-    let sending = tokio::spawn({
-        let stop = stop.clone();
-        async move {
-            let mut sent = 0;
-            while !stop.load(Ordering::Relaxed) {
-                let job = || NewJob::new("k", &sent).unwrap();
-                client.enqueue_job(job()).await.unwrap();
-                client.enqueue_many(&[job(), job()]).await.unwrap();
-                sent += 3;
-                tokio::time::sleep(Duration::from_millis(2)).await;
-            }
-            sent
-        }
-    });
+    let sending = tokio::spawn(send(client, stop.clone()));
     let done = async || s.count("posthouse.archive where result = '\"older\"'").await;
     wait_until(SOON, "the older worker works", async || done().await > 20).await;
     // As a migration does it: for a moment at a time.
