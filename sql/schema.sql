@@ -6074,18 +6074,27 @@ CREATE OR REPLACE FUNCTION posthouse.replace_job(job_id bigint, to_lane bigint, 
 AS $function$
 declare
   j posthouse.job;
+  was bigint;                         -- its lane
 begin
   select x.* into j from posthouse.job x where x.id = replace_job.job_id;
   update posthouse.payload p set payload = replace_job.payload, trace = replace_job.trace where p.id = replace_job.job_id;
-  update posthouse.job x set lane_id = to_lane, attempt = 0, max_attempts = coalesce(replace_job.max_attempts, 5),
-    timeout_ms = extract(epoch from replace_job.timeout) * 1000, tokens = replace_job.tokens,
-    run_at = case when j.run_at = 'infinity' then j.run_at else greatest(due, clock_timestamp()) end,
-    reason = case when j.run_at = 'infinity' then j.reason end,
-    -- A place that it kept among jobs that run one at a time goes by its fence.
-    fence = j.fence + (j.lane_id <> to_lane and j.fence > 0)::int
-  where x.id = replace_job.job_id;
-  if j.lane_id <> to_lane then
-    perform posthouse.free_serial(j.lane_id);
+  was := j.lane_id;
+  -- A place that it kept among jobs that run one at a time goes by its fence.
+  j.fence := j.fence + (was <> to_lane and j.fence > 0)::int;
+  j.lane_id := to_lane;
+  j.attempt := 0;
+  j.max_attempts := coalesce(replace_job.max_attempts, 5);
+  j.timeout_ms := extract(epoch from replace_job.timeout) * 1000;
+  j.tokens := replace_job.tokens;
+  if j.run_at < 'infinity' then
+    j.run_at := greatest(due, clock_timestamp());
+    j.reason := null;
+  end if;
+  -- A row of its own: a claim whose snapshot is older than this would take an updated one with the payload of before.
+  delete from posthouse.job x where x.id = replace_job.job_id;
+  insert into posthouse.job values (j.*);
+  if was <> to_lane then
+    perform posthouse.free_serial(was);
   end if;
   if j.run_at < 'infinity' then
     perform posthouse.notify_queue(l.queue) from posthouse.lane l where l.id = to_lane;
@@ -8439,11 +8448,12 @@ begin
       end if;
       continue;
     end if;
-    if held.job_id = any(batch) or (held.next_id = any(batch) and policy in ('replace', 'rerun')) then
+    select j.state into live from posthouse.job j where j.id = held.job_id;
+    -- What waits and is not written yet is left for the sweep, should the job before it have ended meanwhile.
+    if held.job_id = any(batch) or (held.next_id = any(batch) and (policy in ('replace', 'rerun') or live is null)) then
       select t.holder, t.answer into holder, answer from posthouse.take_key_of_batch(held, new_id, dedupe_for, policy, due, batch) t;
       return;
     end if;
-    select j.state into live from posthouse.job j where j.id = held.job_id;
     if live is null and held.next_id is not null and tries < 50 then
       if not posthouse.follow_up(held) then
         tries := tries + 1;
@@ -8536,13 +8546,13 @@ AS $function$
 begin
   if policy = 'reject' then
     raise exception using errcode = 'PH008', message = 'dedupe_key: a job before it in the array has it';
-  elsif policy not in ('replace', 'rerun') then
-    holder := held.job_id;
+  end if;
+  holder := case when held.job_id = any(batch) then held.job_id else held.next_id end;
+  if policy not in ('replace', 'rerun') then
     answer := 'kept';
     return;
   end if;
   answer := 'swapped';
-  holder := case when held.job_id = any(batch) then held.job_id else held.next_id end;
   update posthouse.dedupe d set job_id = case when held.job_id = any(batch) then new_id else d.job_id end,
     next_id = case when held.job_id = any(batch) then d.next_id else new_id end, next_at = case when held.job_id = any(batch) then d.next_at else due end,
     expires_at = coalesce(clock_timestamp() + dedupe_for, d.expires_at), body = null
