@@ -307,7 +307,7 @@ async fn make_room(transaction: &Transaction<'_>, vacuumed: &[String]) -> Result
 
 const BLOCKERS: &str = "select b.pid, a.usename::text, a.application_name, a.state, \
        extract(epoch from clock_timestamp() - a.xact_start)::bigint, left(a.query, 200), \
-       (select l.relation::regclass::text from pg_locks l join pg_class c on c.oid = l.relation \
+       (select format('posthouse.%I', c.relname) from pg_locks l join pg_class c on c.oid = l.relation \
         where l.pid = a.pid and a.backend_type = 'autovacuum worker' and c.relkind = 'r' \
           and c.relnamespace = to_regnamespace('posthouse') limit 1) \
      from unnest(pg_blocking_pids($1)) b(pid) left join pg_stat_activity a on a.pid = b.pid";
