@@ -96,6 +96,12 @@ impl Error {
         }
     }
 
+    /// Postgres undid the statement because of others (deadlock, serialization failure, a dedupe key that changed hands). In a
+    /// transaction of yours: run that again, whole, from its first statement. Statements of the library's own are run again by it.
+    pub fn is_rolled_back(&self) -> bool {
+        matches!(self.sqlstate(), Some("40001" | "40P01" | "PH007"))
+    }
+
     /// A dedupe key is held by another job, and the policy asked for a refusal: nothing was stored. The message names that job.
     pub fn is_duplicate(&self) -> bool {
         matches!(self.sqlstate(), Some("PH008" | "PH009"))
@@ -123,12 +129,6 @@ impl Error {
     pub(crate) fn saying(mut self, message: impl Into<String>) -> Self {
         self.message = message.into();
         self
-    }
-
-    /// Postgres undid the statement because of others (deadlock, serialization failure, a dedupe key that changed hands). In a
-    /// transaction of yours: run that again, whole, from its first statement. Statements of the library's own are run again by it.
-    pub fn is_rolled_back(&self) -> bool {
-        matches!(self.sqlstate(), Some("40001" | "40P01" | "PH007"))
     }
 
     /// The schema in the database and this binary do not fit together.

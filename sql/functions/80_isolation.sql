@@ -117,7 +117,6 @@ as $$
     ('remove_schedule', 'owner', array['operate']),
     ('set_alert', 'owner', array['operate']),
     ('test_alert', 'owner', array['operate']),
-
     ('doctor', 'owner', array['operate']),
     ('doctor_settings', 'owner', array['operate']),
     ('doctor_tables', 'owner', array['operate']),

@@ -43,17 +43,17 @@ const INTERNAL: &[&str] = &[
     "revive_cancelled pick_jobs who_asks note_redriven check_changes change_payload changed_lane redrive_batch move_dead dead_filter forget_redrives held_by",
     // 60_sweep, 70_retention
     "is_due take_sweep sweep_part oldest_writer advance_floors rescue_stragglers fold settle_unrecorded forget",
-    // 72_schedules
-    "check_schedule refuse_unknown_schedule jitter_of",
     // 70_retention, 71_partitions
     "shortest_retention cut_slices survey_slice delete_expired visit_slice expire partition_of make_range make_partitions house bring_home
      partitions_ahead is_over holders spare_payloads detach_range drop_detached finish_detaches analyze_parents",
+    // 72_schedules
+    "check_schedule refuse_unknown_schedule jitter_of",
     // 75_alerts
     "alert_text fold_alert quiet_of is_about_webhook tell_alert fold_dead_letters tell_alerts hold_alerts watch_workers oldest_due_job watch_age watch",
-    // 78_gauges
-    "queue_labels sample_percent count_queues running_by_queue oldest_by_queue gauge_fleet gauge_database count_gauges",
     // 77_doctor
     "doctor_setting doctor_ids",
+    // 78_gauges
+    "queue_labels sample_percent count_queues running_by_queue oldest_by_queue gauge_fleet gauge_database count_gauges",
     // 80_isolation
     "is_isolated rights is_trusted refuse_stranger check_enqueue check_job_login bind_login unbind_login row_rule role_list isolation_steps
      isolation_end_steps run_steps isolate end_isolation",

@@ -511,12 +511,12 @@ async fn a_settle_never_waits_for_an_open_enqueue_that_looks_at_its_key() {
 async fn fold_against_an_enqueue(cure: bool) -> bool {
     let (queue, s) = Queue::with_session().await;
     // The look at the keys waits, after it took its snapshot, for a lock that the test holds.
-    let pause = "where (select true from pg_advisory_xact_lock(77)) and x.expires_at is null and not exists";
-    s.cripple("fold", "where x.expires_at is null and not exists", pause).await;
+    let pause = "where (select true from pg_advisory_xact_lock(77)) and x.expires_at is null and x.next_id is null and not exists";
+    s.cripple("fold", "where x.expires_at is null and x.next_id is null and not exists", pause).await;
     if !cure {
         s.cripple(
             "fold",
-            "and d.expires_at is null and not exists (select from posthouse.job j where j.id = d.job_id)",
+            "and d.expires_at is null and d.next_id is null and not exists (select from posthouse.job j where j.id = d.job_id)",
             "",
         )
         .await;
