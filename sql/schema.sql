@@ -1094,14 +1094,17 @@ begin
   if session_user <> current_user then
     perform posthouse.check_job_login(job_id);
   end if;
-  select x.* into j from posthouse.job x where x.id = job_id for update;
-  if j.id is null then
+  loop
+    select x.* into j from posthouse.job x where x.id = job_id for update;
+    exit when j.id is not null;
     state := posthouse.state_of(job_id);
     if state is null then
       raise exception using errcode = 'PH003', message = format('job %s: there is no such job', job_id);
+    elsif state not in ('queued', 'running', 'waiting') then
+      return state;
     end if;
-    return state;
-  end if;
+    -- Somebody replaced it, or put it back into line, while this waited for its row: look for the new one.
+  end loop;
   if j.state = 'running' then
     update posthouse.job x set cancel_asked = true where x.id = job_id;
     perform pg_notify('posthouse_cancel', j.worker::text);
@@ -5568,10 +5571,10 @@ begin
       union all
       (select null, a.id, a.state::text, a.lane_id, a.created_at, a.errors -> -1 ->> 'class', a.errors -> -1 ->> 'error',
          (a.errors -> -1 ->> 'ended_at')::timestamptz
-       from posthouse.archive a where home = 'archive' and a.id > from_id and (f.ids is null or a.id = any(f.ids)) order by a.id limit max_seen)
+       from posthouse.archive a where home = 'archive' and a.id > from_id and a.id <= up_to and (f.ids is null or a.id = any(f.ids)) order by a.id limit max_seen)
       union all
       (select null, t.id, t.state::text, t.lane_id, t.created_at, null, null, null
-       from posthouse.tombstone t where home = 'tombstone' and t.id > from_id and (f.ids is null or t.id = any(f.ids)) order by t.id limit max_seen)
+       from posthouse.tombstone t where home = 'tombstone' and t.id > from_id and t.id <= up_to and (f.ids is null or t.id = any(f.ids)) order by t.id limit max_seen)
     ), fit as (
       select s.at, s.id, row_number() over (order by s.at, s.id) as place from seen s
       where s.state = any(f.states)
@@ -5598,7 +5601,7 @@ begin
     from_id := 0;
     exit when home is null;
     if ids is not null then
-      next := jsonb_build_object('home', home, 'until', until);
+      next := jsonb_build_object('home', home, 'up_to', up_to, 'until', until);
       exit;
     end if;
   end loop;
@@ -6398,6 +6401,8 @@ declare
   r posthouse.id_range;
   free boolean;
 begin
+  -- What came back to life is looked for again once the locks are held.
+  perform posthouse.check_isolation();
   if not pg_try_advisory_xact_lock(1346912000, 6) then
     return 'idle';
   elsif exists (select from posthouse.detached) then
@@ -6474,6 +6479,9 @@ begin
   state := posthouse.state_of(job_id);
   if state is null then
     raise exception using errcode = 'PH003', message = format('job %s: there is no such job', job_id);
+  elsif state = 'queued' then
+    -- Somebody replaced it, or put it back into line, while this waited for its row.
+    return posthouse.retry(job_id, asked_by);
   end if;
   raise exception using errcode = 'PH004', message = format('job %s is %s and cannot be retried', job_id, state),
     hint = case state when 'done' then 'Enqueue it anew if you want a second answer.' else 'Cancel it first, or wait.' end;
@@ -7887,7 +7895,7 @@ begin
   end if;
   if doubtful then
     perform posthouse.check_jobs(jobs);
-    if jobs @> '[{"dedupe_by_payload": true}]' then
+    if exists (select from jsonb_array_elements(jobs) j where (j ->> 'dedupe_by_payload')::boolean) then
       keyed := true;
       plain := false;
     end if;
@@ -8600,7 +8608,7 @@ begin
       answers[r.ordinal] := t.answer;
       owner := r.ordinal;
     elsif t.holder = ids[owner] then
-      if r.policy = 'same' and r.payload <> coalesce(jobs -> (owner - 1) -> 'payload', '{}') then
+      if r.policy = 'same' and r.payload <> coalesce(nullif(jobs -> (owner - 1) -> 'payload', 'null'), '{}') then
         raise exception using errcode = 'PH009', message = format('dedupe_key: job %s of the array has it with another payload', owner),
           hint = 'One key stands for one payload: use another key, or the same payload.';
       end if;

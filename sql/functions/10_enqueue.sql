@@ -452,7 +452,7 @@ begin
   end if;
   if doubtful then
     perform posthouse.check_jobs(jobs);
-    if jobs @> '[{"dedupe_by_payload": true}]' then
+    if exists (select from jsonb_array_elements(jobs) j where (j ->> 'dedupe_by_payload')::boolean) then
       keyed := true;
       plain := false;
     end if;

@@ -369,7 +369,7 @@ begin
       answers[r.ordinal] := t.answer;
       owner := r.ordinal;
     elsif t.holder = ids[owner] then
-      if r.policy = 'same' and r.payload <> coalesce(jobs -> (owner - 1) -> 'payload', '{}') then
+      if r.policy = 'same' and r.payload <> coalesce(nullif(jobs -> (owner - 1) -> 'payload', 'null'), '{}') then
         raise exception using errcode = 'PH009', message = format('dedupe_key: job %s of the array has it with another payload', owner),
           hint = 'One key stands for one payload: use another key, or the same payload.';
       end if;

@@ -17,14 +17,17 @@ begin
   if session_user <> current_user then
     perform posthouse.check_job_login(job_id);
   end if;
-  select x.* into j from posthouse.job x where x.id = job_id for update;
-  if j.id is null then
+  loop
+    select x.* into j from posthouse.job x where x.id = job_id for update;
+    exit when j.id is not null;
     state := posthouse.state_of(job_id);
     if state is null then
       raise exception using errcode = 'PH003', message = format('job %s: there is no such job', job_id);
+    elsif state not in ('queued', 'running', 'waiting') then
+      return state;
     end if;
-    return state;
-  end if;
+    -- Somebody replaced it, or put it back into line, while this waited for its row: look for the new one.
+  end loop;
   if j.state = 'running' then
     update posthouse.job x set cancel_asked = true where x.id = job_id;
     perform pg_notify('posthouse_cancel', j.worker::text);
@@ -111,6 +114,9 @@ begin
   state := posthouse.state_of(job_id);
   if state is null then
     raise exception using errcode = 'PH003', message = format('job %s: there is no such job', job_id);
+  elsif state = 'queued' then
+    -- Somebody replaced it, or put it back into line, while this waited for its row.
+    return posthouse.retry(job_id, asked_by);
   end if;
   raise exception using errcode = 'PH004', message = format('job %s is %s and cannot be retried', job_id, state),
     hint = case state when 'done' then 'Enqueue it anew if you want a second answer.' else 'Cancel it first, or wait.' end;

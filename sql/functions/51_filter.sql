@@ -114,10 +114,10 @@ begin
       union all
       (select null, a.id, a.state::text, a.lane_id, a.created_at, a.errors -> -1 ->> 'class', a.errors -> -1 ->> 'error',
          (a.errors -> -1 ->> 'ended_at')::timestamptz
-       from posthouse.archive a where home = 'archive' and a.id > from_id and (f.ids is null or a.id = any(f.ids)) order by a.id limit max_seen)
+       from posthouse.archive a where home = 'archive' and a.id > from_id and a.id <= up_to and (f.ids is null or a.id = any(f.ids)) order by a.id limit max_seen)
       union all
       (select null, t.id, t.state::text, t.lane_id, t.created_at, null, null, null
-       from posthouse.tombstone t where home = 'tombstone' and t.id > from_id and (f.ids is null or t.id = any(f.ids)) order by t.id limit max_seen)
+       from posthouse.tombstone t where home = 'tombstone' and t.id > from_id and t.id <= up_to and (f.ids is null or t.id = any(f.ids)) order by t.id limit max_seen)
     ), fit as (
       select s.at, s.id, row_number() over (order by s.at, s.id) as place from seen s
       where s.state = any(f.states)
@@ -144,7 +144,7 @@ begin
     from_id := 0;
     exit when home is null;
     if ids is not null then
-      next := jsonb_build_object('home', home, 'until', until);
+      next := jsonb_build_object('home', home, 'up_to', up_to, 'until', until);
       exit;
     end if;
   end loop;

@@ -312,6 +312,8 @@ declare
   r posthouse.id_range;
   free boolean;
 begin
+  -- What came back to life is looked for again once the locks are held.
+  perform posthouse.check_isolation();
   if not pg_try_advisory_xact_lock(1346912000, 6) then
     return 'idle';
   elsif exists (select from posthouse.detached) then

@@ -381,6 +381,29 @@ async fn purge_many_takes_final_jobs_only_and_all_that_is_of_them() {
 }
 
 #[tokio::test]
+async fn jobs_that_are_enqueued_meanwhile_are_not_purged() {
+    let (_queue, s) = Queue::with_session().await;
+    s.run("select posthouse.set_queue('bare', '0')").await;
+    let cancelled = async || {
+        for queue in ["default", "default", "bare", "bare"] {
+            let id = s.enqueue(&format!("kind => 'k', queue => '{queue}'")).await;
+            assert_eq!(s.get::<String>(&format!("select posthouse.cancel({id})")).await, "cancelled");
+        }
+    };
+    cancelled().await;
+    let mut done = step(&s, r#"purge_many('{"state": "cancelled"}', 1)"#).await;
+    assert_eq!(done.changed, 1);
+    cancelled().await;
+    let mut changed = done.changed;
+    while let Some(next) = done.next {
+        done = step(&s, &format!(r#"purge_many('{{"state": "cancelled"}}', 1, '{next}')"#)).await;
+        changed += done.changed;
+    }
+    assert_eq!(changed, 4);
+    assert_eq!((s.count("posthouse.archive").await, s.count("posthouse.tombstone").await), (2, 2));
+}
+
+#[tokio::test]
 async fn a_batch_looks_at_a_bounded_number_of_jobs() {
     let (queue, s) = Queue::with_session().await;
     s.enqueue_bulk("k", "many", 30_000).await;

@@ -377,6 +377,15 @@ async fn within_an_array() {
     }
     let twice = many(&s, &json!([job("y", 1, "same"), job("y", 1, "same")])).await;
     assert_eq!(twice[0].0, twice[1].0);
+    // As a field may be written.
+    let empty = json!({"kind": "b", "payload": null, "dedupe_key": "y", "dedupe_policy": "same"});
+    let twice = many(&s, &json!([empty, empty])).await;
+    assert_eq!(twice[0].0, twice[1].0, "no payload is an empty one");
+    s.get::<String>(&format!("select posthouse.cancel({})", twice[0].0)).await;
+    let same = json!({"kind": "b", "payload": 3, "dedupe_by_payload": "true"});
+    let twice = many(&s, &json!([same, same])).await;
+    assert_eq!(twice[0].0, twice[1].0);
+    s.get::<String>(&format!("select posthouse.cancel({})", twice[0].0)).await;
     assert_eq!(s.count("posthouse.job").await, 1);
 }
 

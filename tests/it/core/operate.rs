@@ -106,6 +106,25 @@ async fn retry_in_each_state() {
 }
 
 #[tokio::test]
+async fn a_job_that_is_replaced_meanwhile_is_cancelled_and_retried_all_the_same() {
+    let (queue, s) = Queue::with_session().await;
+    let open = queue.session().await;
+    let keyed = "kind => 'k', delay => '1 hour', dedupe_key => 'a'";
+    let id = s.enqueue(keyed).await;
+    for (call, state) in [("retry", "queued"), ("cancel", "cancelled")] {
+        open.run(&format!("begin; select posthouse.enqueue({keyed}, dedupe_policy => 'replace')")).await;
+        let other = queue.session().await;
+        let pid: i32 = other.get("select pg_backend_pid()").await;
+        let waits = tokio::spawn(async move { other.get::<String>(&format!("select posthouse.{call}({id})")).await });
+        s.wait_blocked(pid).await;
+        open.run("commit").await;
+        assert_eq!(waits.await.unwrap(), state);
+        assert_eq!(s.state(id).await, state);
+        assert_eq!(s.count("posthouse.job where run_at > clock_timestamp()").await, 0, "{call}");
+    }
+}
+
+#[tokio::test]
 async fn redrive_keeps_history_and_does_nothing_twice() {
     let (_queue, s) = Queue::with_session().await;
     let worker = s.worker(&["k"]).await;

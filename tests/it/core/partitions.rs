@@ -226,6 +226,10 @@ async fn an_open_redrive_holds_off_the_drop() {
     ids_up_to(&s, 1_100_000).await;
     expire(&s).await;
     assert_eq!(s.get::<String>("select posthouse.retire()").await, "spared");
+    // What a snapshot of before does not show must be seen.
+    s.run("begin isolation level repeatable read").await;
+    assert_eq!(s.refused("select posthouse.retire()").await.code, "PH002");
+    s.run("rollback").await;
     let open = queue.session().await;
     open.run(&format!("begin; select posthouse.retry({id})")).await;
     assert_eq!(retire(&s).await, ["busy"]);
