@@ -7001,6 +7001,10 @@ begin
     raise exception using errcode = 'PH001', message = 'queue, tenant: name one of them';
   end if;
   perform posthouse.check_name(what, coalesce(set_depth.queue, set_depth.tenant));
+  if coalesce(set_depth.queue, set_depth.tenant) = '*' and max_depth is not null then
+    raise exception using errcode = 'PH001', message = format('%s: ''*'' names no %1$s, and a limit of how many may wait is for one', what),
+      hint = 'Set a limit for each that is to have one.';
+  end if;
   if max_depth not between 1 and 100000000 then
     raise exception using errcode = 'PH001', message = format('max_depth: %s is not between 1 and 100000000', max_depth),
       hint = 'To let no jobs run, close the gate of the queue or tenant; null takes the limit away.';
@@ -7748,17 +7752,23 @@ CREATE OR REPLACE FUNCTION posthouse.spare_payloads(lower bigint, upper bigint, 
  SET plan_cache_mode TO 'force_custom_plan'
 AS $function$
 begin
-  -- Locked, so that nobody redrives one meanwhile and ends it with another payload.
-  insert into posthouse.spare_payload (id, payload, trace)
-  select p.id, p.payload, p.trace
-  from posthouse.dead_letter d
-  cross join lateral (
-    select x.* from posthouse.payload x
-    where x.id = d.id and x.id >= spare_payloads.lower and x.id < spare_payloads.upper offset 0) p
-  where d.id >= spare_payloads.lower and d.id < spare_payloads.upper
-    and not exists (select from posthouse.spare_payload s where s.id = d.id)
-  order by d.id limit max_jobs for update of d skip locked
-  on conflict do nothing;
+  with spared as (
+    -- Locked, so that nobody redrives one meanwhile and ends it with another payload.
+    insert into posthouse.spare_payload (id, payload, trace)
+    select p.id, p.payload, p.trace
+    from posthouse.dead_letter d
+    cross join lateral (
+      select x.* from posthouse.payload x
+      where x.id = d.id and x.id >= spare_payloads.lower and x.id < spare_payloads.upper offset 0) p
+    where d.id >= spare_payloads.lower and d.id < spare_payloads.upper
+      and not exists (select from posthouse.spare_payload s where s.id = d.id)
+    order by d.id limit max_jobs for update of d skip locked
+    on conflict do nothing
+    returning id
+  )
+  -- Touched, so that whoever redrives one by an older snapshot hears 40001: he would not see what was put aside, and it would come
+  -- back in place of a payload that he changes.
+  update posthouse.dead_letter d set attempt = d.attempt where d.id = any(array(select s.id from spared s));
   return found;
 end $function$
 ;

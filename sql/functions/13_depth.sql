@@ -16,6 +16,10 @@ begin
     raise exception using errcode = 'PH001', message = 'queue, tenant: name one of them';
   end if;
   perform posthouse.check_name(what, coalesce(set_depth.queue, set_depth.tenant));
+  if coalesce(set_depth.queue, set_depth.tenant) = '*' and max_depth is not null then
+    raise exception using errcode = 'PH001', message = format('%s: ''*'' names no %1$s, and a limit of how many may wait is for one', what),
+      hint = 'Set a limit for each that is to have one.';
+  end if;
   if max_depth not between 1 and 100000000 then
     raise exception using errcode = 'PH001', message = format('max_depth: %s is not between 1 and 100000000', max_depth),
       hint = 'To let no jobs run, close the gate of the queue or tenant; null takes the limit away.';

@@ -182,17 +182,23 @@ set enable_bitmapscan = off
 set plan_cache_mode = force_custom_plan
 as $$
 begin
-  -- Locked, so that nobody redrives one meanwhile and ends it with another payload.
-  insert into posthouse.spare_payload (id, payload, trace)
-  select p.id, p.payload, p.trace
-  from posthouse.dead_letter d
-  cross join lateral (
-    select x.* from posthouse.payload x
-    where x.id = d.id and x.id >= spare_payloads.lower and x.id < spare_payloads.upper offset 0) p
-  where d.id >= spare_payloads.lower and d.id < spare_payloads.upper
-    and not exists (select from posthouse.spare_payload s where s.id = d.id)
-  order by d.id limit max_jobs for update of d skip locked
-  on conflict do nothing;
+  with spared as (
+    -- Locked, so that nobody redrives one meanwhile and ends it with another payload.
+    insert into posthouse.spare_payload (id, payload, trace)
+    select p.id, p.payload, p.trace
+    from posthouse.dead_letter d
+    cross join lateral (
+      select x.* from posthouse.payload x
+      where x.id = d.id and x.id >= spare_payloads.lower and x.id < spare_payloads.upper offset 0) p
+    where d.id >= spare_payloads.lower and d.id < spare_payloads.upper
+      and not exists (select from posthouse.spare_payload s where s.id = d.id)
+    order by d.id limit max_jobs for update of d skip locked
+    on conflict do nothing
+    returning id
+  )
+  -- Touched, so that whoever redrives one by an older snapshot hears 40001: he would not see what was put aside, and it would come
+  -- back in place of a payload that he changes.
+  update posthouse.dead_letter d set attempt = d.attempt where d.id = any(array(select s.id from spared s));
   return found;
 end $$;
 

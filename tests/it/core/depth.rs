@@ -192,6 +192,7 @@ async fn what_cannot_be_set_and_what_is_shown() {
         ("max_depth => 5", "queue, tenant: "),
         ("queue => 'a', tenant => 'b', max_depth => 5", "queue, tenant: "),
         ("queue => '', max_depth => 5", "queue: "),
+        ("queue => '*', max_depth => 5", "queue: '*'"),
         ("tenant => 'b', max_depth => 0", "max_depth: 0"),
         ("tenant => 'b', max_depth => 100000001", "max_depth: 100000001"),
     ] {

@@ -240,6 +240,26 @@ async fn an_open_redrive_holds_off_the_drop() {
     assert_eq!(worker.claim(&s, 10).await[0].payload, json!({"b": 2}));
 }
 
+#[tokio::test]
+async fn a_redrive_by_an_older_snapshot_brings_back_no_payload_of_before() {
+    let (queue, s, worker) = old_jobs().await;
+    let id = s.enqueue("kind => 'k', queue => 'q', payload => '{\"b\": 2}'").await;
+    worker.claim(&s, 10).await;
+    s.settle(worker.id, &failed(id, 1)).await;
+    ids_up_to(&s, 1_100_000).await;
+    expire(&s).await;
+    let old = queue.session().await;
+    old.run("begin isolation level repeatable read; select from posthouse.job").await;
+    assert_eq!(s.get::<String>("select posthouse.retire()").await, "spared");
+    let change =
+        format!(r#"select changed from posthouse.redrive_many('{{"ids": [{id}]}}', '{{"payload": {{"b": 3}}}}')"#);
+    assert_eq!(old.refused(&change).await.code, "40001");
+    old.run("rollback").await;
+    assert_eq!(old.get::<i64>(&change).await, 1);
+    assert_eq!(s.count("posthouse.spare_payload").await, 0);
+    assert_eq!(worker.claim(&s, 10).await[0].payload, json!({"b": 3}));
+}
+
 /// An enqueue that was given its id long ago and has put nothing into a table yet, when everything else in its partition has expired.
 /// The answer: whether the partition is still there.
 async fn late_enqueue(look_at_takers: bool) -> bool {
