@@ -81,6 +81,12 @@ impl Error {
         }
     }
 
+    /// Postgres is away, or has no connection to give.
+    pub(crate) fn is_away(&self) -> bool {
+        const TOO_MANY_CONNECTIONS: &str = "53300";
+        self.is_disconnected() || self.is_server_down() || self.sqlstate() == Some(TOO_MANY_CONNECTIONS)
+    }
+
     /// Worth trying again: the connection broke, or Postgres could not do it just now (deadlock, serialization
     /// failure, lock or statement timeout, too many connections, shutdown, read-only server).
     pub fn is_transient(&self) -> bool {
@@ -170,7 +176,7 @@ impl From<tokio_postgres::Error> for Error {
             let code = db.code().code().to_owned();
             let mut message = db.message().to_owned();
             for more in [db.detail(), db.hint()].into_iter().flatten() {
-                message.push_str(". ");
+                message.push_str(if message.ends_with('.') { " " } else { ". " });
                 message.push_str(more);
             }
             // The connection is gone with these. A backend that was terminated (57P01) says nothing about the server.

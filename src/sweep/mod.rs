@@ -82,8 +82,9 @@ impl Sweeper {
     pub async fn run_until(self, shutdown: impl Future<Output = ()>) -> Result<()> {
         let Self { database, emit } = self;
         let work = async {
-            wait_for_schema(&database).await?;
-            sweep(database, emit).await;
+            let mut presence = Presence { emit: emit.clone(), away: false };
+            wait_for_schema(&database, &mut presence).await?;
+            sweep(database, emit, Some(presence)).await;
             Ok(())
         };
         tokio::select! {
@@ -94,7 +95,7 @@ impl Sweeper {
 }
 
 /// Until Postgres is there, with a schema that we know.
-async fn wait_for_schema(database: &Database) -> Result<()> {
+async fn wait_for_schema(database: &Database, presence: &mut Presence) -> Result<()> {
     let mut pause = Pause::new(Duration::from_millis(100), Duration::from_secs(2));
     loop {
         let status = timeout(MAX_ANSWER, schema_status(database)).await;
@@ -102,6 +103,7 @@ async fn wait_for_schema(database: &Database) -> Result<()> {
         match status.flatten().and_then(|status| status.check()) {
             Err(error) if error.is_transient() => {
                 tracing::debug!(%error, "Postgres is not there yet");
+                presence.failed(&error);
                 sleep(pause.next()).await;
             }
             checked => return checked,
@@ -109,11 +111,31 @@ async fn wait_for_schema(database: &Database) -> Result<()> {
     }
 }
 
+/// Tells once that Postgres is away, and once that it is back, for a process that only sweeps: beside a worker, the worker does.
+pub(crate) struct Presence {
+    emit: Emit,
+    away: bool,
+}
+
+impl Presence {
+    fn failed(&mut self, error: &Error) {
+        if error.is_away() && !std::mem::replace(&mut self.away, true) {
+            (self.emit)(&Event::ConnectionLost { error });
+        }
+    }
+
+    fn answered(&mut self) {
+        if std::mem::take(&mut self.away) {
+            (self.emit)(&Event::ConnectionRestored);
+        }
+    }
+}
+
 /// Sweeps for ever, on one connection.
-pub(crate) async fn sweep(database: Database, emit: Emit) {
+pub(crate) async fn sweep(database: Database, emit: Emit, presence: Option<Presence>) {
     let store = database.store("sweep");
     let first = Instant::now() + FIRST;
-    let mut parts = Parts { store, emit, rescue: Rescue::default(), rescue_at: first };
+    let mut parts = Parts { store, emit, presence, rescue: Rescue::default(), rescue_at: first };
     let mut look_at = first;
     loop {
         sleep_until(look_at.min(parts.rescue_at).into()).await;
@@ -129,6 +151,7 @@ pub(crate) async fn sweep(database: Database, emit: Emit) {
 struct Parts {
     store: Store,
     emit: Emit,
+    presence: Option<Presence>,
     rescue: Rescue,
     rescue_at: Instant,
 }
@@ -158,7 +181,10 @@ impl Parts {
     async fn look(&mut self) -> bool {
         let began = Instant::now();
         let due = match self.store.due_sweeps().await {
-            Ok(due) => due,
+            Ok(due) => {
+                self.presence.iter_mut().for_each(Presence::answered);
+                due
+            }
             Err(error) => {
                 self.broken("what is due", &error);
                 return false;
@@ -193,8 +219,9 @@ impl Parts {
         self.rescue_at = Instant::now() + jitter(self.rescue.every());
     }
 
-    /// A call failed. That Postgres is away is told by those who need it more often.
-    fn broken(&self, sweep: &str, error: &Error) {
+    /// A call failed. That Postgres is away is told once.
+    fn broken(&mut self, sweep: &str, error: &Error) {
+        self.presence.iter_mut().for_each(|presence| presence.failed(error));
         if error.is_transient() {
             tracing::debug!(sweep, %error, "sweep not possible now; it comes again");
         } else {
@@ -224,4 +251,42 @@ async fn in_pieces(store: &Store, part: &str, run: impl Future<Output = Result<b
 fn log(alert: &AlertMessage) {
     let AlertData { subject, text, count, new, .. } = &alert.data;
     tracing::warn!(target: "posthouse::alert", kind = alert.kind, subject, count, new, "alert: {text}");
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::sync::Mutex;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_process_that_only_sweeps_says_once_that_postgres_is_away_and_once_that_it_is_back() {
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let (first, notes) = (Arc::new(tokio::sync::Notify::new()), told.clone());
+        let heard = first.clone();
+        let listener = move |event: &Event<'_>| {
+            notes.lock().unwrap().push(event.to_string());
+            heard.notify_one();
+        };
+        // Nothing listens on port 1, and it goes on asking.
+        let sweeper = Sweeper::new(Database::new("postgres://u@127.0.0.1:1/d").unwrap()).on_event(listener.clone());
+        let until = timeout(Duration::from_secs(60), first.notified());
+        sweeper.run_until(async { until.await.unwrap() }).await.unwrap();
+        assert!(told.lock().unwrap()[0].starts_with("connection to Postgres lost: "), "{told:?}");
+
+        told.lock().unwrap().clear();
+        let mut presence = Presence { emit: Arc::new(listener), away: false };
+        presence.answered();
+        presence.failed(&Error::invalid("not a matter of connections"));
+        assert_eq!(told.lock().unwrap().len(), 0);
+        for _ in 0..2 {
+            presence.failed(&Error::disconnected("gone", true));
+        }
+        for _ in 0..2 {
+            presence.answered();
+        }
+        assert_eq!(told.lock().unwrap().len(), 2, "{told:?}");
+        assert_eq!(told.lock().unwrap()[1], "connection to Postgres restored");
+    }
 }

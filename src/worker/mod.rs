@@ -79,7 +79,8 @@ impl Builder {
         let shared = Arc::new(shared.metered_by(meter)?);
         let sweeper = shared.settings.sweep.then(|| {
             let telling = shared.clone();
-            let sweep = sweep::sweep(shared.database.clone(), Arc::new(move |event: &Event<'_>| telling.emit(event)));
+            let sweep =
+                sweep::sweep(shared.database.clone(), Arc::new(move |event: &Event<'_>| telling.emit(event)), None);
             tokio::spawn(shared.stop.clone().run_until_cancelled_owned(sweep))
         });
         let mut crew = Crew {

@@ -221,9 +221,7 @@ impl Shared {
 
     /// A call failed because Postgres was not there, or had no connection to give: says so once.
     pub(crate) fn call_failed(&self, error: &Error) {
-        const TOO_MANY_CONNECTIONS: &str = "53300";
-        let away = error.is_disconnected() || error.is_server_down() || error.sqlstate() == Some(TOO_MANY_CONNECTIONS);
-        if away && !self.disconnected.swap(true, Ordering::AcqRel) {
+        if error.is_away() && !self.disconnected.swap(true, Ordering::AcqRel) {
             self.emit(&Event::ConnectionLost { error });
         }
     }
