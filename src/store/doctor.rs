@@ -83,7 +83,14 @@ const OUTSIDE: [&str; 3] = ["schema", "clock", "pooler"];
 /// A part of the examination, and the checks that it makes.
 type Part = (&'static str, Vec<Parameter>, &'static [&'static str]);
 
-fn parts(examination: &Examination) -> [Part; 5] {
+/// Workers alone refuse a copy, so somebody who only looks would not hear of it.
+const COPY: &str = "select jsonb_build_object('name', 'copy', 'severity', 'bad', \
+     'what', 'this database is a copy of another (' || o.reason || '), and nobody has adopted it', \
+     'why', 'no worker that starts runs its jobs, since the other one may run them too', \
+     'fix', 'posthouse db adopt -- shows what is queued in it, and asks') \
+     from posthouse.origin() o where o.is_copy";
+
+fn parts(examination: &Examination) -> [Part; 6] {
     let number = |n: u32| i32::try_from(n).unwrap_or(i32::MAX);
     [
         (
@@ -102,6 +109,7 @@ fn parts(examination: &Examination) -> [Part; 5] {
             &["payloads", "claims", "homes", "ids"],
         ),
         ("select to_jsonb(f) from posthouse.doctor_workers() f", Vec::new(), &["sweeps", "workers"]),
+        (COPY, Vec::new(), &["copy"]),
         (
             "select to_jsonb(f) from posthouse.doctor_horizon($1 * interval '1 second', $2) f",
             vec![p(examination.older.as_secs_f64(), Type::FLOAT8), p(number(examination.xids), Type::INT4)],

@@ -100,6 +100,8 @@ async fn a_copy_is_adopted_after_a_look_at_it() {
             && refused.stderr.contains("posthouse db adopt"),
         "{refused:?}"
     );
+    let findings = queue.run(&["db", "doctor", "--json"]).json()["findings"].as_array().unwrap().clone();
+    assert!(findings.iter().any(|found| found["check"] == "copy" && found["severity"] == "bad"), "{findings:?}");
     queue.run(&["db", "adopt"]).failed(2, &["--yes", "--dry-run"]);
     let shown = queue.run(&["db", "adopt", "--dry-run"]).fine();
     for word in ["restored from a dump", "default", "later"] {
