@@ -75,7 +75,11 @@ impl Rule {
         };
         // As in Vixie cron: either day will do, unless one is written with a star.
         let both_days = day.starts_with('*') || weekday.starts_with('*');
-        let cron = parser().dom_and_dow(both_days).build().parse(&expanded).map_err(|e| Error::invalid(said(&e)))?;
+        let cron =
+            parser().dom_and_dow(both_days).build().parse(&expanded).map_err(|error| match fields_of(&expanded) {
+                Err(named) if fields.len() == FIELDS.len() => named,
+                _ => Error::invalid(format!("cron: '{cron}': {}", said(&error))),
+            })?;
         let zone = TimeZone::get(timezone).map_err(|_| {
             Error::invalid(format!(
                 "timezone: there is no time zone '{timezone}'; write a name such as UTC, Europe/Rome or America/New_York"
@@ -148,8 +152,8 @@ fn fields_of(cron: &str) -> Result<Vec<&str>> {
     let fields: Vec<&str> = nickname(cron).unwrap_or(cron).split_whitespace().collect();
     if fields.len() != FIELDS.len() {
         return refused(format!(
-            "'{cron}' has {} fields; write five (minute, hour, day of the month, month, day of the week), such as '30 8 * * MON-FRI'",
-            fields.len()
+            "'{cron}' has {}; write five (minute, hour, day of the month, month, day of the week), such as '30 8 * * MON-FRI'",
+            if fields.len() == 1 { "one field".to_owned() } else { format!("{} fields", fields.len()) }
         ));
     }
     for (at, (field, (name, range, values))) in fields.iter().zip(FIELDS).enumerate() {
@@ -331,6 +335,7 @@ mod tests {
         for (cron, expected) in [
             ("", "cron: '' has 0 fields; write five"),
             ("* * * *", "has 4 fields"),
+            ("5L", "cron: '5L' has one field; write five"),
             ("0 * * * * *", "has 6 fields"),
             ("60 * * * *", "cron: minute: '60': number out of bounds; allowed are 0 to 59"),
             ("* 24 * * *", "cron: hour: '24': number out of bounds"),
@@ -357,6 +362,11 @@ mod tests {
             let error = Rule::parse(cron, "UTC").unwrap_err().to_string();
             assert!(error.contains(expected), "'{cron}': {error}");
         }
+        // What was set by SQL is read by the sweep alone, which names as much.
+        let error = Rule::stored("61 * * * *", "UTC").unwrap_err().to_string();
+        assert!(error.contains("cron: minute: '61': number out of bounds; allowed are 0 to 59"), "{error}");
+        let error = Rule::stored("61 * * * * *", "UTC").unwrap_err().to_string();
+        assert!(error.contains("cron: '61 * * * * *': number out of bounds"), "{error}");
         for zone in ["", "Europe/Rom", "+01:00", "../etc/passwd"] {
             let error = Rule::parse("@daily", zone).unwrap_err().to_string();
             assert!(error.contains(&format!("timezone: there is no time zone '{zone}'")), "{error}");
