@@ -102,12 +102,10 @@ fn warn(done: &Isolation) {
     }
 }
 
-/// The URL of a running `dev` comes first: that is what one asks for while it runs.
+/// The URL that all other commands use.
 fn url(show_password: bool, global: &Global) -> Result<ExitCode> {
-    let (url, from) = match dev_record::running() {
-        Some(url) => (url, "dev"),
-        None => (connect::url(global)?, "given"),
-    };
+    let url = connect::url(global)?;
+    let from = if dev_record::running().as_ref() == Some(&url) { "dev" } else { "given" };
     let url = if show_password { url } else { hide_password(&url) };
     if global.json {
         output::json(&json!({ "url": url, "from": from }))?;

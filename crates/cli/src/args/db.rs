@@ -88,7 +88,7 @@ THEN, in psql:
 
     /// Print the URL of the database
     ///
-    /// Prints the URL of the running `posthouse dev`, if there is one, else the one from --database-url or DATABASE_URL.
+    /// Prints the URL that all commands use: from --database-url, else from DATABASE_URL, else that of the running `posthouse dev`.
     #[command(after_long_help = "EXAMPLES:
   posthouse db url
   export DATABASE_URL=$(posthouse db url --show-password)

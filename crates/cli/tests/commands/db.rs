@@ -112,6 +112,10 @@ fn the_database_of_a_running_dev_is_found_and_one_left_behind_is_not() {
     held.lock().unwrap();
     let found = run(&["db", "url", "--json"]).fine().json();
     assert_eq!(found, json!({ "url": "postgres://me:***@127.0.0.1:1/d", "from": "dev" }));
+    // What is given comes first, as for all commands.
+    let given =
+        answer(posthouse().env("XDG_STATE_HOME", &state).args(["db", "url", "--database-url", "postgres://h/d"]), None);
+    assert_eq!(given.fine().stdout, "postgres://h/d\n");
     // Other commands go there by themselves.
     run(&["status"]).failed(1, &["no connection"]);
     drop(held);
