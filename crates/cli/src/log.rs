@@ -20,6 +20,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, fmt as text};
 
 use crate::args::{Global, LogFormat};
+use crate::failure::{Failure, Result};
 use crate::style::{BAD, DIM, GOOD, HINT, clean};
 
 /// What the targets of state changes begin with.
@@ -28,9 +29,15 @@ const EVENTS: &str = "posthouse::event";
 const FOR_PROGRAMS: &str = "off,posthouse::event=info,posthouse::event::job=trace,posthouse::event::claim=off";
 
 /// From here on what is logged is written.
-pub(crate) fn init(global: &Global, is_worker: bool) {
-    let chosen =
-        || EnvFilter::try_from_env("POSTHOUSE_LOG").unwrap_or_else(|_| EnvFilter::new(usual(global, is_worker)));
+pub(crate) fn init(global: &Global, is_worker: bool) -> Result<()> {
+    let filter = std::env::var("POSTHOUSE_LOG").ok().filter(|filter| !filter.is_empty());
+    let filter = filter.unwrap_or_else(|| usual(global, is_worker).to_owned());
+    EnvFilter::try_new(&filter).map_err(|error| {
+        Failure::usage(format!("POSTHOUSE_LOG: {error}")).hint(
+            "write levels (error, warn, info, debug, trace, off) and targets, as in error,posthouse::event::job=warn",
+        )
+    })?;
+    let chosen = || EnvFilter::new(&filter);
     let said = is_worker.then(|| {
         let filter = if global.json { EnvFilter::new(FOR_PROGRAMS) } else { chosen() };
         Said { json: is_json(global) }.with_filter(filter_fn(is_event)).with_filter(filter)
@@ -43,6 +50,7 @@ pub(crate) fn init(global: &Global, is_worker: bool) {
         text.with_filter(goes_to_stderr).with_filter(chosen())
     });
     tracing_subscriber::registry().with(said).with(lines).with(text).init();
+    Ok(())
 }
 
 /// Whether what `work` says on standard output is JSON.
@@ -60,11 +68,13 @@ fn is_json_on(format: LogFormat, stream: &impl IsTerminal) -> bool {
 
 /// What is told where POSTHOUSE_LOG says nothing.
 fn usual(global: &Global, is_worker: bool) -> &'static str {
-    // Alerts are for whoever looks at the worker; there is at most one in some minutes about a subject.
+    // Alerts are for whoever looks at the worker; there is at most one in some minutes about a subject. That traces are not taken is said once.
     match (is_worker, global.verbose) {
-        (false, 0) => "error,posthouse::alert=warn",
+        (false, 0) => "error,posthouse::alert=warn,posthouse::traces=warn",
         (false, 1) => "info",
-        (true, 0) => "error,posthouse::alert=warn,posthouse::event=info,posthouse::event::job=debug",
+        (true, 0) => {
+            "error,posthouse::alert=warn,posthouse::traces=warn,posthouse::event=info,posthouse::event::job=debug"
+        }
         (true, 1) => "info,posthouse::event::job=trace",
         (false, _) => "debug",
         (true, _) => "debug,posthouse::event=trace",

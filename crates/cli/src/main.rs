@@ -52,7 +52,9 @@ async fn main() -> ExitCode {
     }
     // Wrong arguments end the process here: exit code 2, or 0 for help and version.
     let Cli { global, command } = Cli::parse();
-    log::init(&global, matches!(command, Command::Work(_)));
+    if let Err(failure) = log::init(&global, matches!(command, Command::Work(_))) {
+        return failure.report();
+    }
     let ended = match command {
         Command::Work(_) | Command::Enqueue(_) => traced(command, &global).await,
         command => run(command, &global).await,

@@ -63,7 +63,7 @@ impl Traces {
     pub(crate) async fn end(self) {
         let sent = tokio::task::spawn_blocking(move || self.provider.shutdown_with_timeout(FAREWELL)).await;
         if let Ok(Err(error)) = sent {
-            tracing::warn!(%error, "the last traces are not sent");
+            tracing::warn!(target: "posthouse::traces", %error, "the last traces are not sent");
         }
     }
 }
@@ -97,8 +97,10 @@ impl HttpClient for Post {
             };
             if is_failing.swap(failure.is_some(), Ordering::Relaxed) != failure.is_some() {
                 match failure {
-                    Some(failure) => tracing::warn!("traces are not taken by their receiver: {failure}"),
-                    None => tracing::info!("traces are taken again"),
+                    Some(failure) => {
+                        tracing::warn!(target: "posthouse::traces", "traces are not taken by their receiver: {failure}")
+                    }
+                    None => tracing::info!(target: "posthouse::traces", "traces are taken again"),
                 }
             }
             answer

@@ -102,6 +102,8 @@ async fn a_filter_chooses_what_is_told_but_not_for_programs() {
     for name in ["claimed", "started", "done", "failed"] {
         assert!(names.iter().any(|told| told == name), "no {name} in {names:?}");
     }
+    let unreadable = answer(piped(&queue, &["status"]).env("POSTHOUSE_LOG", "posthouse::event=loud"), None);
+    unreadable.failed(2, &["POSTHOUSE_LOG", "error,posthouse::event::job=warn"]);
 }
 
 #[tokio::test]

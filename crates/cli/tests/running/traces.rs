@@ -248,7 +248,7 @@ async fn a_receiver_that_is_gone_or_refuses_holds_nobody_up_and_is_told_once() {
         let endpoint = format!("http://127.0.0.1:{port}");
         queue.enqueue(&["k"]);
         let mut worker = queue.command(&["work", "--until-empty", "--exec", "k=true"]);
-        worker.env("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint).env("POSTHOUSE_LOG", "warn");
+        worker.env("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint);
         let said = answer(&mut worker, None).fine();
         assert!(said.stdout.contains("ended: 1 done"), "{said:?}");
         let lines: Vec<&str> = said.stderr.lines().filter(|line| line.contains("traces are not taken")).collect();
