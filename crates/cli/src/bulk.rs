@@ -217,6 +217,10 @@ pub(crate) async fn run_if_meant(
     }
     if selection.ids.is_none() && !is_meant && !scope.dry_run {
         let (count, _) = find(store, &selection).await?;
+        if count == 0 {
+            report(&Batch::default(), &deed, global)?;
+            return Ok(ExitCode::SUCCESS);
+        }
         if global.json {
             output::json(&json!({ "purged": 0, "would_purge": count }))?;
         }

@@ -78,6 +78,9 @@ impl From<posthouse::Error> for Failure {
                 "the database user lacks rights on the schema posthouse; use the user that owns it, or one with the role that \
                  this takes, as made by `posthouse db isolate`",
             ),
+            _ if error.to_string().contains("for type timestamp with time zone") => Some(
+                "a time is an age, such as 2h or 30d, or a time that Postgres reads, such as '2027-01-31 08:00' or yesterday",
+            ),
             _ if error.is_disconnected() => Some(
                 "is Postgres running at the address in DATABASE_URL? `posthouse dev` starts one of its own for development",
             ),

@@ -50,7 +50,7 @@ async fn list(store: &Store, args: JobList, global: &Global) -> Result<ExitCode>
             (None, None) => "",
         };
         let due = job.run_at.as_deref().filter(|_| job.state == "queued").map(|at| age(at, now));
-        let due = due.filter(|due| due.starts_with("in ")).map(|due| format!("due {due} ")).unwrap_or_default();
+        let due = due.filter(|due| due.starts_with("in ")).map(|due| format!("due {due}"));
         grid.row(vec![
             cell(job.id.to_string()),
             output::state(&job.state),
@@ -59,7 +59,13 @@ async fn list(store: &Store, args: JobList, global: &Global) -> Result<ExitCode>
             cell(&job.tenant),
             cell(format!("{}/{}", job.attempt, job.max_attempts)),
             cell(age(&job.created_at, now)),
-            cell(format!("{due}{note}")),
+            cell(
+                [due.as_deref().unwrap_or_default(), note]
+                    .into_iter()
+                    .filter(|text| !text.is_empty())
+                    .collect::<Vec<_>>()
+                    .join("; "),
+            ),
         ]);
     }
     grid.print()?;

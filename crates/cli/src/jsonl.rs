@@ -56,8 +56,13 @@ pub(crate) async fn run(file: &Path, args: &Enqueue, global: &Global) -> Result<
             &json!({ "enqueued": bulk.sent, "duplicates": bulk.duplicates, "refused": bulk.refused, "lines": line }),
         )?;
     } else {
-        let duplicates = if bulk.duplicates > 0 { format!(", {} duplicates", bulk.duplicates) } else { String::new() };
-        output::line(format_args!("{} jobs enqueued{duplicates}", bulk.sent))?;
+        let duplicates = match bulk.duplicates {
+            0 => String::new(),
+            1 => ", 1 duplicate".to_owned(),
+            n => format!(", {n} duplicates"),
+        };
+        let jobs = if bulk.sent == 1 { "job" } else { "jobs" };
+        output::line(format_args!("{} {jobs} enqueued{duplicates}", bulk.sent))?;
     }
     outcome?;
     if bulk.refused > 0 {

@@ -128,7 +128,7 @@ fn retention(ms: Option<i64>) -> String {
 }
 
 /// What a retention means, in words.
-fn kept(ended: Ended, retention: Retention) -> String {
+fn kept(queue: &str, ended: Ended, retention: Retention) -> String {
     let jobs = match ended {
         Ended::Done => "done jobs",
         Ended::Cancelled => "cancelled jobs",
@@ -136,10 +136,23 @@ fn kept(ended: Ended, retention: Retention) -> String {
     };
     match retention {
         Retention::For(Duration::ZERO) => format!("keeps no history of {jobs}: ten minutes later they are forgotten"),
-        Retention::For(time) => format!("keeps {jobs} for {}", humantime::format_duration(time)),
+        Retention::For(time) => format!("keeps {jobs} for {}", in_words(time)),
         Retention::Forever => format!("keeps {jobs} for ever"),
         Retention::Default if ended == Ended::Cancelled => "keeps cancelled jobs as long as done ones".to_owned(),
+        Retention::Default if queue == "*" => format!("keeps {jobs} for ever, as it comes"),
         Retention::Default => format!("keeps {jobs} as the queue '*' does; for ever if nothing is set for that"),
+    }
+}
+
+/// As it was typed where that were days: `90d` is not two months, 29 days and three hours.
+fn in_words(time: Duration) -> String {
+    const DAY: u64 = 86_400;
+    const YEAR: u64 = 31_557_600;
+    match time.as_secs() {
+        DAY => "1 day".to_owned(),
+        YEAR => "1 year".to_owned(),
+        s if s > 0 && s % DAY == 0 && time.subsec_nanos() == 0 => format!("{} days", s / DAY),
+        _ => humantime::format_duration(time).to_string(),
     }
 }
 
@@ -163,7 +176,7 @@ async fn set(store: &Store, args: &QueueSet, global: &Global) -> Result<ExitCode
     ] {
         if let Some(retention) = retention {
             store.set_retention(&args.queue, ended, retention).await?;
-            told.push(kept(ended, retention));
+            told.push(kept(&args.queue, ended, retention));
         }
     }
     if let Some(fair_by) = args.changes.fair_by {

@@ -55,6 +55,7 @@ pub(crate) struct AlertList {
   posthouse alert set budget --quiet 1h
   posthouse alert set oldest_due --queue nightly --after 8h
   posthouse alert set --webhook off")]
+#[command(override_usage = "posthouse alert set <KIND> <OPTION>…\n       posthouse alert set --webhook <ON|OFF>")]
 pub(crate) struct AlertSet {
     /// The kind of alerts, such as dead_letter
     #[arg(required_unless_present = "webhook", conflicts_with = "webhook")]

@@ -70,6 +70,7 @@ pub(crate) enum Gate {
   posthouse gate set 'tenant:*' --running 5
   posthouse gate set tenant:acme --money-per-day 12.50 --warn-at 0.8 --when-spent model:small
   posthouse gate set crm --running 2                  for jobs of `posthouse enqueue --gate crm`")]
+#[command(override_usage = "posthouse gate set <NAME> <OPTION>…")]
 pub(crate) struct GateSet {
     /// The gate: queue:Q, tenant:T, model:M, endpoint:PROVIDER/MODEL, with * for each, or a name that jobs ask for
     pub(crate) name: String,

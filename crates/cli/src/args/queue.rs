@@ -60,6 +60,7 @@ pub(crate) enum Queue {
   posthouse queue set chats --serial-by conversation
   posthouse queue set chats --serial-by none --fair-by tokens
   posthouse queue set imports --max-depth 5000")]
+#[command(override_usage = "posthouse queue set <NAME> <OPTION>…")]
 pub(crate) struct QueueSet {
     /// The queue
     #[arg(value_name = "NAME")]

@@ -61,7 +61,7 @@ fn of_worker(vitals: &Vitals) -> [Check; 3] {
     };
     let (hears, state) = match vitals.hearing {
         Hearing::Connecting => {
-            (Some("notifications are not heard; the worker polls meanwhile".to_owned()), "connecting")
+            (Some("no connection to hear notifications on; the worker polls meanwhile".to_owned()), "connecting")
         }
         Hearing::Polling => (None, "polling"),
         _ => (None, "listening"),

@@ -8,6 +8,7 @@ mod book;
 mod health;
 mod http;
 
+use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -59,7 +60,13 @@ impl Server {
     /// Listens, if it is to. `works`: the process runs a worker.
     pub(crate) async fn start(listen: Option<Listen>, database: &Database, works: bool) -> Result<Option<Self>> {
         let Some(Listen(address)) = listen else { return Ok(None) };
-        let failed = |error| Failure::new(format!("--metrics-listen {address}: {error}"));
+        let failed = |error: std::io::Error| {
+            let failure = Failure::new(format!("--metrics-listen {address}: {error}"));
+            match error.kind() {
+                ErrorKind::AddrInUse => failure.hint("another process serves there; choose another port"),
+                _ => failure.hint("write PORT for this machine only, or an ADDRESS:PORT of this machine"),
+            }
+        };
         let listener = TcpListener::bind(address).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let book = Arc::new(Book::new(works));

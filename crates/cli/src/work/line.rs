@@ -96,14 +96,9 @@ pub(super) fn metrics_json(url: &str) -> String {
 }
 
 fn stamped(event: &str, fields: Value) -> String {
-    let now = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
-    let mut line = json!({ "at": now, "level": "info", "event": event });
-    merge(&mut line, fields);
-    line.to_string()
-}
-
-fn merge(into: &mut Value, more: Value) {
-    if let (Value::Object(into), Value::Object(more)) = (into, more) {
-        into.extend(more);
-    }
+    let now = humantime::format_rfc3339_millis(SystemTime::now());
+    // Fields in the order of all other lines; what follows is an object that is never empty.
+    let fields = fields.to_string();
+    let rest = fields.strip_prefix('{').unwrap_or("}");
+    format!("{{\"at\":\"{now}\",\"level\":\"info\",\"event\":\"{event}\",{rest}")
 }

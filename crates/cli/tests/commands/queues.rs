@@ -104,7 +104,7 @@ async fn each_outcome_has_a_time_of_its_own_and_a_default() {
         .run(&["queue", "set", "mail", "--retention", "30d", "--retention-cancelled", "7d", "--retention-failed", "1y"])
         .fine()
         .stdout;
-    for line in ["keeps done jobs for 30days", "keeps cancelled jobs for 7days", "keeps failed jobs for 1year"] {
+    for line in ["keeps done jobs for 30 days", "keeps cancelled jobs for 7 days", "keeps failed jobs for 1 year"] {
         assert!(set.contains(&format!("queue mail {line}")), "{set}");
     }
     queue.run(&["queue", "set", "*", "--retention", "90d"]).fine();
