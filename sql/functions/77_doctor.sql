@@ -43,8 +43,8 @@ begin
       ('durability', 'synchronous_commit', 'warning', array['off'], 'on', 'a crash of the server loses what was committed in the last moments: jobs, and results that were paid for'),
       ('isolation_level', 'default_transaction_isolation', 'note', array['serializable', 'repeatable read', 'read uncommitted'], 'read committed',
         'the library and this binary set what they need, at the price of a larger flight a call; whoever calls claim, settle or heartbeat himself gets PH002 unless he begins READ COMMITTED, and his enqueues may fail with 40001'),
-      ('read_only', 'default_transaction_read_only', 'note', array['on'], 'off',
-        'the library and this binary set what they need, at the price of a larger flight a call; whoever calls the functions himself must begin READ WRITE')
+      ('read_only', 'default_transaction_read_only', 'bad', array['on'], 'off',
+        'nothing can be enqueued, claimed or settled: workers wait until it is off, and keep what they have finished. Some hosts set it when a disk is full: make room first')
     ) w(name, setting, severity, wrong, value, why)
     join pg_settings s on s.name = w.setting and s.reset_val = any(w.wrong);
   return query

@@ -216,8 +216,7 @@ create table if not exists posthouse.meta (name text primary key, value text not
 
 /// One try of one step. Whatever fails undoes all of it.
 async fn attempt(client: &mut Client, schema: &Schema, vacuumed: &[String], at: &At) -> Result<Step> {
-    let transaction =
-        client.build_transaction().isolation_level(IsolationLevel::ReadCommitted).read_only(false).start().await?;
+    let transaction = client.build_transaction().isolation_level(IsolationLevel::ReadCommitted).start().await?;
     let pid = transaction.query_typed("select pg_catalog.pg_backend_pid()", &[]).await?;
     at.pid.store(pid.first().map_or(Ok(0), |row| row.try_get(0))?, Ordering::Relaxed);
     transaction.batch_execute(LOCK).await?;

@@ -185,7 +185,7 @@ pub fn schema_sql() -> String {
 /// Everything happens under this lock; two at once would otherwise race even for `create schema if not exists`. The timeouts of the
 /// role or database are meant for statements that serve somebody.
 pub(super) const LOCK: &str =
-    "set transaction isolation level read committed read write; set local search_path = pg_catalog, pg_temp; set local row_security = on;
+    "set transaction isolation level read committed; set local search_path = pg_catalog, pg_temp; set local row_security = on;
 set local statement_timeout = 0; set local idle_in_transaction_session_timeout = 0; set local lock_timeout = '60s';
 select pg_advisory_xact_lock(1346912000, 0);";
 

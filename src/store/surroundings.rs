@@ -1,4 +1,6 @@
-//! What a database or a role has set for every session of it, and what our calls need: READ COMMITTED, the right to write, time.
+//! What a database or a role has set for every session of it, and what our calls need: READ COMMITTED, our search path, time.
+//!
+//! A database that was made read only is left so: that is how a standby, or a server whose disk is full, says that nothing may be written.
 //!
 //! Looked at once a connection. Where nothing is in the way, a call is a bare statement; else [`begin`] comes before it.
 
@@ -10,13 +12,13 @@ use crate::error::{Error, Result};
 
 /// By their full names, since the search path is one of them.
 const LOOK: &str = "select pg_catalog.current_setting('default_transaction_isolation'), \
-    pg_catalog.current_setting('default_transaction_read_only'), pg_catalog.current_setting('row_security'), \
+    pg_catalog.current_setting('row_security'), \
     (pg_catalog.current_schemas(true))[1]::text, pg_catalog.current_setting('statement_timeout'), \
     pg_catalog.current_setting('lock_timeout'), pg_catalog.current_setting('transaction_timeout', true)";
 
 /// What Postgres answers where a setting was in the way that was not so when the connection was made: the isolation level, a
-/// timeout of statements or locks, a session that may not write.
-const BLAMED: [&str; 4] = ["PH002", "57014", "55P03", "25006"];
+/// timeout of statements or locks.
+const BLAMED: [&str; 3] = ["PH002", "57014", "55P03"];
 
 /// Longer than the parts of a transaction that travels in one flight can be apart.
 const IDLE_MS: u32 = 60_000;
@@ -33,9 +35,9 @@ pub(super) async fn are_in_the_way(client: &Client, timeout: Duration) -> Result
 
 fn harm(row: &Row, timeout: Duration) -> Result<bool> {
     let is = |at: usize, wanted: &str| -> Result<bool> { Ok(row.try_get::<_, &str>(at)? == wanted) };
-    let mut harm = !is(0, "read committed")? || !is(1, "off")? || !is(2, "on")?;
-    harm |= row.try_get::<_, Option<&str>>(3)? != Some("pg_catalog");
-    for limit in 4..=6 {
+    let mut harm = !is(0, "read committed")? || !is(1, "on")?;
+    harm |= row.try_get::<_, Option<&str>>(2)? != Some("pg_catalog");
+    for limit in 3..=5 {
         let limit = row.try_get::<_, Option<&str>>(limit)?.unwrap_or("0");
         harm |= duration(limit).is_none_or(|limit| !limit.is_zero() && limit < timeout);
     }
@@ -61,7 +63,7 @@ fn duration(text: &str) -> Option<Duration> {
 pub(super) fn begin(timeout: Duration) -> String {
     let timeout_ms = timeout.as_millis().clamp(1, i32::MAX as u128);
     format!(
-        "begin isolation level read committed read write; set local search_path = pg_catalog, pg_temp; set local row_security = on; \
+        "begin isolation level read committed; set local search_path = pg_catalog, pg_temp; set local row_security = on; \
          set local statement_timeout = {timeout_ms}; set local lock_timeout = 0; \
          set local idle_in_transaction_session_timeout = {IDLE_MS}; \
          select set_config(name, '0', true) from unnest(array['transaction_timeout']) name where current_setting(name, true) <> '0'"

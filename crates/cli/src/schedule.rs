@@ -2,6 +2,7 @@
 
 mod apply;
 mod table;
+mod words;
 
 use std::process::ExitCode;
 use std::time::SystemTime;
@@ -18,6 +19,8 @@ use crate::gate::mistyped;
 use crate::output;
 use crate::style::clean;
 use crate::{connect, payload};
+
+use words::{no_schedule, rfc3339, word};
 
 pub(crate) use apply::{Declared, say_gone};
 
@@ -47,11 +50,6 @@ pub(crate) async fn run(command: Schedule, global: &Global) -> Result<ExitCode> 
     Ok(ExitCode::SUCCESS)
 }
 
-fn no_schedule(name: &str) -> Failure {
-    Failure::new(format!("schedule {name}: there is no such schedule"))
-        .hint("`posthouse schedule list` shows those that there are")
-}
-
 /// An unknown name is told in the words of the command line.
 fn named(name: &str, error: posthouse::Error) -> Failure {
     if error.sqlstate() == Some("PH003") { no_schedule(name) } else { mistyped(error) }
@@ -69,10 +67,6 @@ fn next(cron: &str, timezone: &str, count: usize, after: SystemTime, global: &Gl
         output::line(rule.local(tick))?;
     }
     Ok(())
-}
-
-fn rfc3339(time: SystemTime) -> String {
-    humantime::format_rfc3339_seconds(time).to_string()
 }
 
 /// What was typed.
@@ -131,14 +125,6 @@ async fn set(store: &Store, args: &ScheduleSet, global: &Global) -> Result<()> {
     }
     let next = rule.after(store.clock().await?).map_or_else(|| "never".to_owned(), |next| rule.local(next));
     output::line(format_args!("schedule {name} ({}): next at {next}", word(change)))
-}
-
-fn word(change: ScheduleChange) -> &'static str {
-    match change {
-        ScheduleChange::New => "new",
-        ScheduleChange::Changed => "changed",
-        ScheduleChange::Same => "as it was",
-    }
 }
 
 async fn pause(store: &Store, name: &str, reason: Option<&str>, global: &Global) -> Result<()> {

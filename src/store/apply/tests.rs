@@ -191,7 +191,6 @@ async fn a_migration_needs_no_favourable_settings() {
     let name = value(&client, "select current_database()::text").await;
     for setting in [
         "default_transaction_isolation = 'serializable'",
-        "default_transaction_read_only = on",
         "statement_timeout = '100ms'",
         "lock_timeout = '1ms'",
         "idle_in_transaction_session_timeout = '1s'",

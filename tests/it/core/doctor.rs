@@ -113,7 +113,11 @@ async fn settings_are_mended_where_they_were_made() {
         ("durability", "synchronous_commit", "off"),
     ] {
         s.run(&format!("alter database {name} set {setting} = '{value}'")).await;
-        let severity = if check == "durability" { Severity::Warning } else { Severity::Note };
+        let severity = match check {
+            "durability" => Severity::Warning,
+            "read_only" => Severity::Bad,
+            _ => Severity::Note,
+        };
         let finding = finds(queue.url(), check, severity, &format!("{setting} is ")).await;
         assert!(finding.fix.starts_with(&format!("alter database {name} set {setting}")), "{finding:?}");
         s.run(statement(&finding)).await;

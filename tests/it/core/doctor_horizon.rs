@@ -95,7 +95,7 @@ async fn what_a_plain_role_cannot_see_is_said() {
     s.run(&format!("revoke execute on all functions in schema posthouse from {role}")).await;
     let diagnosis = diagnose(&url, &Examination::default()).await;
     let unseen: Vec<_> = diagnosis.findings.iter().filter(|f| f.what.contains("not looked at")).collect();
-    assert!(unseen.len() == 5 && unseen.iter().all(|f| f.why.contains("posthouse_operate")), "{diagnosis:?}");
+    assert!(unseen.len() == 6 && unseen.iter().all(|f| f.why.contains("posthouse_operate")), "{diagnosis:?}");
     s.run(&format!("drop owned by {role}; drop role {role}")).await;
 }
 

@@ -94,11 +94,6 @@ async fn jobs_live_at_any_default_isolation_level() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn jobs_live_where_transactions_are_read_only_unless_they_say_otherwise() {
-    live_with(&["default_transaction_read_only = on"]).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn jobs_live_with_short_timeouts() {
     live_with(&[
         "statement_timeout = '100ms'",
@@ -158,7 +153,6 @@ async fn jobs_live_with_any_plan_and_path() {
 async fn jobs_live_with_everything_at_once() {
     live_with(&[
         "default_transaction_isolation = 'serializable'",
-        "default_transaction_read_only = on",
         "default_transaction_deferrable = on",
         "statement_timeout = '100ms'",
         "lock_timeout = '10ms'",
@@ -209,11 +203,7 @@ async fn a_setting_that_comes_while_programs_run_is_met_too() {
     let client = Posthouse::connect(database.url()).await.unwrap();
     client.enqueue_job(job("k")).dedupe_key("a").await.unwrap();
     let s = database.connect().await;
-    for (setting, value) in [
-        ("default_transaction_isolation", "'serializable'"),
-        ("default_transaction_read_only", "'on'"),
-        ("lock_timeout", "'20ms'"),
-    ] {
+    for (setting, value) in [("default_transaction_isolation", "'serializable'"), ("lock_timeout", "'20ms'")] {
         // For every session of the server, those that are there already too.
         for sql in [format!("alter system set {setting} = {value}"), "select pg_reload_conf()".to_owned()] {
             s.execute(&sql, &[]).await.unwrap();

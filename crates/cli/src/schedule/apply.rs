@@ -9,7 +9,7 @@ use posthouse_llm::config::schedules::Schedule as Section;
 use posthouse_llm::{Config, ConfigError};
 use serde_json::json;
 
-use super::word;
+use super::words::word;
 use crate::args::{Global, ScheduleApply};
 use crate::connect;
 use crate::failure::{Failure, Result};

@@ -9,7 +9,7 @@ use posthouse::store::{CatchUp, ScheduleRecord, ScheduleRun, Store};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{no_schedule, rfc3339};
+use super::words::{no_schedule, rfc3339};
 use crate::args::Global;
 use crate::failure::Result;
 use crate::output::{self, Grid, age, cell, count, parse_time, short, state, when};

@@ -175,7 +175,8 @@ async fn the_guide_works_as_it_stands() {
     let binaries = Path::new(of_queue.get_program()).parent().unwrap().display();
     let mut shell = Command::new("sh");
     shell.args(["-e", "-c", &script]).current_dir(folder.path()).env("DATABASE_URL", queue.url());
-    shell.env("PATH", format!("{binaries}:{}", std::env::var("PATH").unwrap()));
+    // As a person sees it, though no terminal is there.
+    shell.env("PATH", format!("{binaries}:{}", std::env::var("PATH").unwrap())).env("POSTHOUSE_LOG_FORMAT", "text");
     let said = answer(&mut shell, None).fine().stdout;
     for line in [
         "gate model:small (new): 4 at once, 120 requests a minute, 20000 tokens a minute\n",

@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn mistakes_name_the_key_and_the_cure() {
         for (text, expected) in [
-            ("kind = 'k'", "line 1, "),
+            ("kind = 'k'", "line 1: missing field `cron`"),
             ("cron = '* * * *'\nkind = 'k'", "schedules.s.cron: '* * * *' has 4 fields; write five"),
             (
                 "cron = '0 25 * * *'\nkind = 'k'",

@@ -137,7 +137,12 @@ async fn a_context_too_long_goes_to_the_larger_model_at_once() {
     assert_error(&error.unwrap_err(), Terminal, "context_length_exceeded", Some(400));
     assert_eq!(
         two.engine.kind_gates()[1],
-        KindGates { kind: "summarize".into(), gates: vec!["model:m".into()], max_output_tokens: Some(5), drop_payload: false }
+        KindGates {
+            kind: "summarize".into(),
+            gates: vec!["model:m".into()],
+            max_output_tokens: Some(5),
+            drop_payload: false
+        }
     );
 }
 
