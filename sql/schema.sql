@@ -2710,8 +2710,8 @@ begin
       ('durability', 'synchronous_commit', 'warning', array['off'], 'on', 'a crash of the server loses what was committed in the last moments: jobs, and results that were paid for'),
       ('isolation_level', 'default_transaction_isolation', 'note', array['serializable', 'repeatable read', 'read uncommitted'], 'read committed',
         'the library and this binary set what they need, at the price of a larger flight a call; whoever calls claim, settle or heartbeat himself gets PH002 unless he begins READ COMMITTED, and his enqueues may fail with 40001'),
-      ('read_only', 'default_transaction_read_only', 'note', array['on'], 'off',
-        'the library and this binary set what they need, at the price of a larger flight a call; whoever calls the functions himself must begin READ WRITE')
+      ('read_only', 'default_transaction_read_only', 'bad', array['on'], 'off',
+        'nothing can be enqueued, claimed or settled: workers wait until it is off, and keep what they have finished. Some hosts set it when a disk is full: make room first')
     ) w(name, setting, severity, wrong, value, why)
     join pg_settings s on s.name = w.setting and s.reset_val = any(w.wrong);
   return query
@@ -6042,16 +6042,18 @@ CREATE OR REPLACE FUNCTION posthouse.replace_held(held posthouse.dedupe, live po
  SET plan_cache_mode TO 'force_generic_plan'
 AS $function$
 declare
-  waits bigint := case when live = 'queued' then held.job_id else held.next_id end;
+  -- The one behind runs last, so that what comes last is its: also while the one before it waits for another attempt.
+  is_behind boolean := live <> 'queued' or exists (select from posthouse.job j where j.id = held.next_id and j.state = 'queued' and j.run_at = 'infinity');
+  waits bigint := case when is_behind then held.next_id else held.job_id end;
 begin
-  perform from posthouse.job j where j.id = waits and j.state = 'queued' and (live = 'queued' or j.run_at = 'infinity') for update skip locked;
+  perform from posthouse.job j where j.id = waits and j.state = 'queued' and (not is_behind or j.run_at = 'infinity') for update skip locked;
   if found then
     update posthouse.dedupe d set body = null, expires_at = coalesce(clock_timestamp() + dedupe_for, d.expires_at),
-      next_at = case when live = 'queued' then d.next_at else due end
+      next_at = case when is_behind then due else d.next_at end
     where d.tenant = held.tenant and d.scope = held.scope and d.key = held.key;
     holder := waits;
     answer := 'replaced';
-  elsif exists (select from posthouse.job j where j.id = waits and j.state = 'queued' and (live = 'queued' or j.run_at = 'infinity')) then
+  elsif exists (select from posthouse.job j where j.id = waits and j.state = 'queued' and (not is_behind or j.run_at = 'infinity')) then
     return;
   elsif live = 'queued' then
     -- It was taken just now.
@@ -8503,7 +8505,13 @@ begin
         continue;
       end if;
       select t.holder, t.answer into holder, answer from posthouse.replace_held(held, 'running', new_id, dedupe_for, policy, due) t;
-      return;
+      if answer is not null then
+        return;
+      end if;
+      -- Somebody cancels or moves the job behind, and it depends on him whether that one can be replaced.
+      perform from posthouse.job j where j.id = held.next_id for update;
+      tries := 0;
+      continue;
     end if;
     if policy in ('reject', 'same') then
       perform posthouse.refuse_held(held, policy, take_held_key.payload);

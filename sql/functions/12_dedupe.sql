@@ -185,7 +185,13 @@ begin
         continue;
       end if;
       select t.holder, t.answer into holder, answer from posthouse.replace_held(held, 'running', new_id, dedupe_for, policy, due) t;
-      return;
+      if answer is not null then
+        return;
+      end if;
+      -- Somebody cancels or moves the job behind, and it depends on him whether that one can be replaced.
+      perform from posthouse.job j where j.id = held.next_id for update;
+      tries := 0;
+      continue;
     end if;
     if policy in ('reject', 'same') then
       perform posthouse.refuse_held(held, policy, take_held_key.payload);
@@ -230,16 +236,18 @@ set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-  waits bigint := case when live = 'queued' then held.job_id else held.next_id end;
+  -- The one behind runs last, so that what comes last is its: also while the one before it waits for another attempt.
+  is_behind boolean := live <> 'queued' or exists (select from posthouse.job j where j.id = held.next_id and j.state = 'queued' and j.run_at = 'infinity');
+  waits bigint := case when is_behind then held.next_id else held.job_id end;
 begin
-  perform from posthouse.job j where j.id = waits and j.state = 'queued' and (live = 'queued' or j.run_at = 'infinity') for update skip locked;
+  perform from posthouse.job j where j.id = waits and j.state = 'queued' and (not is_behind or j.run_at = 'infinity') for update skip locked;
   if found then
     update posthouse.dedupe d set body = null, expires_at = coalesce(clock_timestamp() + dedupe_for, d.expires_at),
-      next_at = case when live = 'queued' then d.next_at else due end
+      next_at = case when is_behind then due else d.next_at end
     where d.tenant = held.tenant and d.scope = held.scope and d.key = held.key;
     holder := waits;
     answer := 'replaced';
-  elsif exists (select from posthouse.job j where j.id = waits and j.state = 'queued' and (live = 'queued' or j.run_at = 'infinity')) then
+  elsif exists (select from posthouse.job j where j.id = waits and j.state = 'queued' and (not is_behind or j.run_at = 'infinity')) then
     return;
   elsif live = 'queued' then
     -- It was taken just now.

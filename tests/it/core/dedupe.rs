@@ -196,6 +196,49 @@ async fn the_one_behind_is_cancelled_retried_or_due_later() {
 }
 
 #[tokio::test]
+async fn what_comes_last_is_run_last_also_while_the_holder_waits_for_another_attempt() {
+    let (_queue, s) = Queue::with_session().await;
+    let worker = s.worker(&["a"]).await;
+    for (key, policy) in [("k", "rerun"), ("l", "replace")] {
+        let keyed = |payload: i32, policy: &str| {
+            format!("kind => 'a', payload => '{payload}', dedupe_key => '{key}', dedupe_policy => '{policy}'")
+        };
+        let (first, ..) = enqueue(&s, &keyed(1, "rerun")).await;
+        let fence = worker.claim(&s, 1).await[0].fence;
+        let (behind, ..) = enqueue(&s, &keyed(2, "rerun")).await;
+        s.settle(worker.id, &json!([{"id": first, "fence": fence, "outcome": "release"}])).await;
+        let last = enqueue(&s, &keyed(3, policy)).await;
+        assert_eq!(last, answer(behind, "queued", true, Some("replaced")));
+        assert_eq!(drain(&s, &worker).await, [json!(1), json!(3)], "{policy}");
+    }
+    assert_eq!(s.count("posthouse.dedupe").await, 0);
+}
+
+#[tokio::test]
+async fn one_behind_that_somebody_holds_is_waited_for() {
+    let (queue, s) = Queue::with_session().await;
+    let (open, late) = (queue.session().await, queue.session().await);
+    let worker = s.worker(&["a"]).await;
+    let (first, ..) = keyed(&s, 1, "rerun").await;
+    let fence = worker.claim(&s, 1).await[0].fence;
+    let (behind, ..) = keyed(&s, 2, "rerun").await;
+    for (end, expected) in [("rollback", "replaced"), ("commit", "behind")] {
+        open.run(&format!("begin; select posthouse.cancel({behind})")).await;
+        let pid: i32 = late.get("select pg_backend_pid()").await;
+        let asked = async { keyed(&late, 3, "rerun").await };
+        let ends = async {
+            s.wait_blocked(pid).await;
+            open.run(end).await;
+        };
+        assert_eq!(tokio::join!(asked, ends).0.3.as_deref(), Some(expected), "{end}");
+    }
+    assert!(worker.claim(&s, 10).await.is_empty(), "one at a time");
+    s.settle(worker.id, &json!([{"id": first, "fence": fence, "outcome": "done"}])).await;
+    assert_eq!(drain(&s, &worker).await, [json!(3)]);
+    assert_eq!(s.count("posthouse.job").await, 0);
+}
+
+#[tokio::test]
 async fn a_job_that_is_replaced_is_as_if_enqueued_anew() {
     let (_queue, s) = Queue::with_session().await;
     let worker = s.worker_of(&["default", "q2"], &["a"], 60_000).await;
@@ -442,9 +485,10 @@ async fn an_orphan_holds_its_key_no_longer_than_its_lease() {
     assert_eq!(keyed(&s, 1, "keep").await, answer(first, "running", true, Some("kept")));
     let (next, ..) = keyed(&s, 2, "rerun").await;
     assert_eq!(s.rescue(dying.id).await, 1);
-    // It is in line again, and can be replaced; the one behind it still comes.
-    assert_eq!(keyed(&s, 3, "replace").await, answer(first, "queued", true, Some("replaced")));
-    assert_eq!(drain(&s, &worker).await, [json!(3), json!(2)]);
+    // It is in line again; what is asked for now comes after it.
+    assert_eq!(keyed(&s, 3, "replace").await, answer(next, "queued", true, Some("replaced")));
+    assert_eq!(drain(&s, &worker).await, [json!(1), json!(3)]);
+    assert_eq!(s.state(first).await, "done");
     assert_eq!(s.state(next).await, "done");
     // One without a worker's row, or without a job at all.
     let (gone, ..) = keyed(&s, 4, "keep").await;
