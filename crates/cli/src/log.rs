@@ -21,6 +21,7 @@ use tracing_subscriber::{EnvFilter, fmt as text};
 
 use crate::args::{Global, LogFormat};
 use crate::failure::{Failure, Result};
+use crate::output::note;
 use crate::style::{BAD, DIM, GOOD, HINT, clean};
 
 /// What the targets of state changes begin with.
@@ -56,6 +57,16 @@ pub(crate) fn init(global: &Global, is_worker: bool) -> Result<()> {
 /// Whether what `work` says on standard output is JSON.
 pub(crate) fn is_json(global: &Global) -> bool {
     global.json || is_json_on(global.log_format, &std::io::stdout())
+}
+
+/// Says on stderr what a worker finds when it starts, in the shape of its log, whatever filter there is.
+pub(crate) fn say(global: &Global, text: impl fmt::Display) {
+    if !is_json_on(global.log_format, &std::io::stderr()) {
+        return note(text);
+    }
+    let at = humantime::format_rfc3339_millis(SystemTime::now());
+    let text = Value::from(text.to_string());
+    note(format_args!(r#"{{"at":"{at}","level":"warn","target":"posthouse::setup","message":{text}}}"#));
 }
 
 fn is_json_on(format: LogFormat, stream: &impl IsTerminal) -> bool {

@@ -10,7 +10,7 @@ use std::time::SystemTime;
 use posthouse::NewJob;
 use posthouse::cron::Rule;
 use posthouse::job::DedupeFor;
-use posthouse::store::{self, ScheduleChange, Store};
+use posthouse::store::{self, Store};
 use serde_json::json;
 
 use crate::args::{Global, Schedule, ScheduleSet};
@@ -22,7 +22,7 @@ use crate::{connect, payload};
 
 use words::{no_schedule, rfc3339, word};
 
-pub(crate) use apply::{Declared, say_gone};
+pub(crate) use apply::{Declared, gone};
 
 /// Ticks that are shown of a schedule.
 const SHOWN: u32 = 5;

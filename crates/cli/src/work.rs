@@ -18,7 +18,7 @@ use posthouse_llm::{Config, ConfigError, Engine};
 use crate::args::{ExecKind, Global, STOP_AT_EOF, Work};
 use crate::failure::{Failure, Result};
 use crate::metrics::Server;
-use crate::{alert, connect, exec, log, output};
+use crate::{alert, connect, exec, log};
 
 /// The configuration that is read when none is named.
 const CONFIG: &str = "posthouse.toml";
@@ -51,7 +51,7 @@ pub(crate) async fn run(args: Work, global: &Global) -> Result<ExitCode> {
     let queues = queues(&args, delivers);
 
     if engine.is_some() {
-        allow_connections(args.concurrency.unwrap_or(CONCURRENCY));
+        allow_connections(args.concurrency.unwrap_or(CONCURRENCY), global);
     }
     let known = known::Known::load(engine, config_file(&args))?;
     let json = log::is_json(global);
@@ -63,7 +63,7 @@ pub(crate) async fn run(args: Work, global: &Global) -> Result<ExitCode> {
     };
     print(&if json { opening.to_json() } else { opening.to_string() });
     let server = metrics(&args, &database, global, true).await?;
-    let engine = known.tell(&database).await?;
+    let engine = known.tell(&database, global).await?;
     drop_payloads(&database, &args.drop_payloads).await?;
     if let (Some(server), Some(engine)) = (&server, &engine) {
         server.add(engine.clone());
@@ -203,17 +203,18 @@ fn builder(args: &Work, engine: Option<Engine>, database: Database) -> Builder {
 
 /// Many systems allow a process 1,024 open files unless it asks for more; a thousand calls at once need that many
 /// for their connections alone. Where it may not have more, calls that find none left wait, uncharged.
-fn allow_connections(concurrency: u32) {
+fn allow_connections(concurrency: u32, global: &Global) {
     /// For everything that is no call: Postgres, programs, libraries.
     const OTHERS: u64 = 200;
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return };
     let wanted = u64::from(concurrency) + OTHERS;
     let allowed = wanted.min(hard);
     if soft < wanted && (setrlimit(Resource::RLIMIT_NOFILE, allowed, hard).is_err() || allowed < wanted) {
-        output::note(format_args!(
+        let text = format!(
             "{concurrency} calls at once may need {wanted} open files, more than this process may have; \
              some will wait: lower --concurrency, or raise the limit (ulimit -Hn)"
-        ));
+        );
+        log::say(global, text);
     }
 }
 

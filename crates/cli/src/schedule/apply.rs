@@ -44,8 +44,8 @@ pub(super) async fn run(args: &ScheduleApply, global: &Global) -> Result<ExitCod
     if global.json {
         output::json(&answers)?;
     }
-    let gone = Declared::look(&store, &config.schedules, file).await?.gone;
-    gone.iter().for_each(|name| say_gone(name, file));
+    let declared = Declared::look(&store, &config.schedules, file).await?;
+    declared.gone.iter().for_each(|name| output::note(gone(name, file)));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -60,12 +60,12 @@ fn sections(sections: &BTreeMap<String, Section>, file: &Path) -> std::result::R
 }
 
 /// Somebody took it out of the file; that removes nothing.
-pub(crate) fn say_gone(name: &str, file: &Path) {
-    output::note(format_args!(
+pub(crate) fn gone(name: &str, file: &Path) -> String {
+    format!(
         "schedule {0} does not stand in {1} any more, and goes on; `posthouse schedule remove {0}` ends it",
         clean(name),
         clean(&file.display().to_string()),
-    ));
+    )
 }
 
 /// How the schedules of a file stand to those of the database.

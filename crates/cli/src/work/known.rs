@@ -10,9 +10,10 @@ use posthouse_llm::config::gates::Gate;
 use posthouse_llm::config::schedules::Schedule;
 use posthouse_llm::{Config, Engine};
 
+use crate::args::Global;
 use crate::failure::{Failure, Result};
 use crate::gate::Declared;
-use crate::output;
+use crate::log;
 use crate::schedule;
 use crate::style::clean;
 
@@ -40,14 +41,14 @@ impl Known {
 
     /// Tells it, for as long as it takes: a database that is away is waited for, as the worker itself does. Answers with the engine,
     /// whose endpoints are from then on open and closed for the whole fleet.
-    pub(super) async fn tell(self, database: &Database) -> Result<Option<Engine>> {
+    pub(super) async fn tell(self, database: &Database, global: &Global) -> Result<Option<Engine>> {
         if self.engine.is_none() && self.gates.is_empty() && self.schedules.is_empty() {
             return Ok(None);
         }
         let store = database.store("setup");
         let mut is_waiting = false;
         loop {
-            let refusal = match self.tell_now(database, &store).await {
+            let refusal = match self.tell_now(database, &store, global).await {
                 Ok(engine) => return Ok(engine),
                 Err(refusal) => refusal,
             };
@@ -55,55 +56,64 @@ impl Known {
                 return Err(self.failure(refusal));
             }
             if !is_waiting {
-                output::note(format_args!("waiting for Postgres: {}", clean(&refusal.error.to_string())));
+                log::say(global, format_args!("waiting for Postgres: {}", clean(&refusal.error.to_string())));
                 is_waiting = true;
             }
             tokio::time::sleep(AGAIN).await;
         }
     }
 
-    async fn tell_now(&self, database: &Database, store: &Store) -> Result<Option<Engine>, Refusal> {
+    async fn tell_now(&self, database: &Database, store: &Store, global: &Global) -> Result<Option<Engine>, Refusal> {
         let plain = Refusal::plain;
         schema_status(database).await.map_err(plain)?.check().map_err(plain)?;
         let engine = match &self.engine {
             Some(engine) => Some(engine.clone().share(database).await.map_err(plain)?),
             None => None,
         };
-        match self.set_gates(store).await {
+        match self.set_gates(store, global).await {
             // A role for workers only, as `db isolate` makes it.
-            Err(Refusal { error, .. }) if error.sqlstate() == Some("42501") => output::note(format_args!(
-                "this worker's login may not set the gates of {0}; somebody who may does, with `posthouse gate apply --config {0}`",
-                clean(&self.file.display().to_string()),
-            )),
+            Err(Refusal { error, .. }) if error.sqlstate() == Some("42501") => log::say(
+                global,
+                format_args!(
+                    "this worker's login may not set the gates of {0}; somebody who may does, with `posthouse gate apply --config {0}`",
+                    clean(&self.file.display().to_string()),
+                ),
+            ),
             set => set?,
         }
-        match self.set_schedules(store).await {
-            Err(Refusal { error, .. }) if error.sqlstate() == Some("42501") => output::note(format_args!(
-                "this worker's login may not set the schedules of {0}; somebody who may does, with `posthouse schedule apply --config {0}`",
-                clean(&self.file.display().to_string()),
-            )),
+        match self.set_schedules(store, global).await {
+            Err(Refusal { error, .. }) if error.sqlstate() == Some("42501") => log::say(
+                global,
+                format_args!(
+                    "this worker's login may not set the schedules of {0}; somebody who may does, with `posthouse schedule apply --config {0}`",
+                    clean(&self.file.display().to_string()),
+                ),
+            ),
             set => set?,
         }
         Ok(engine)
     }
 
-    async fn set_gates(&self, store: &Store) -> Result<(), Refusal> {
+    async fn set_gates(&self, store: &Store, global: &Global) -> Result<(), Refusal> {
         let declared = Declared::look(store, &self.gates).await.map_err(Refusal::plain)?;
         for name in &declared.missing {
             let set = store.set_gate(name, &self.gates[name].limits()).await;
             set.map_err(|error| Refusal { key: Some(format!("gates.{name}")), error })?;
         }
         if !declared.different.is_empty() {
-            output::note(format_args!(
-                "the database has other limits than {} for {}; they hold, until `posthouse gate apply --config {0}`",
-                clean(&self.file.display().to_string()),
-                clean(&declared.different.join(", ")),
-            ));
+            log::say(
+                global,
+                format_args!(
+                    "the database has other limits than {} for {}; they hold, until `posthouse gate apply --config {0}`",
+                    clean(&self.file.display().to_string()),
+                    clean(&declared.different.join(", ")),
+                ),
+            );
         }
         Ok(())
     }
 
-    async fn set_schedules(&self, store: &Store) -> Result<(), Refusal> {
+    async fn set_schedules(&self, store: &Store, global: &Global) -> Result<(), Refusal> {
         if self.file.as_os_str().is_empty() {
             return Ok(());
         }
@@ -113,13 +123,16 @@ impl Known {
             set.map_err(|error| Refusal { key: Some(format!("schedules.{}", schedule.name())), error })?;
         }
         if !declared.different.is_empty() {
-            output::note(format_args!(
-                "the database has other schedules than {} for {}; they hold, until `posthouse schedule apply --config {0}`",
-                clean(&self.file.display().to_string()),
-                clean(&declared.different.join(", ")),
-            ));
+            log::say(
+                global,
+                format_args!(
+                    "the database has other schedules than {} for {}; they hold, until `posthouse schedule apply --config {0}`",
+                    clean(&self.file.display().to_string()),
+                    clean(&declared.different.join(", ")),
+                ),
+            );
         }
-        declared.gone.iter().for_each(|name| schedule::say_gone(name, &self.file));
+        declared.gone.iter().for_each(|name| log::say(global, schedule::gone(name, &self.file)));
         Ok(())
     }
 

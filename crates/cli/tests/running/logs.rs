@@ -125,6 +125,22 @@ async fn what_is_logged_beside_is_an_object_too_and_says_nothing_twice() {
 }
 
 #[tokio::test]
+async fn what_a_worker_finds_when_it_starts_is_an_object_too() {
+    let queue = Queue::new().await;
+    queue.run(&["gate", "set", "crm", "--running", "2"]).fine();
+    let folder = Folder::new("found");
+    std::fs::write(folder.file("posthouse.toml"), "[gates.crm]\nmax_running = 3\n").unwrap();
+    let config = folder.file("posthouse.toml");
+    let said = answer(&mut piped(&queue, &[&WORK[..], &["--exec", "k=true", "--config", &config]].concat()), None);
+    let found = objects(&said.fine().stderr);
+    assert_eq!((found.len(), &found[0]["target"], &found[0]["level"]), (1, &"posthouse::setup".into(), &"warn".into()));
+    assert!(
+        found[0]["message"].as_str().unwrap().contains("for crm; they hold, until `posthouse gate apply"),
+        "{found:?}"
+    );
+}
+
+#[tokio::test]
 async fn neither_payload_nor_answer_is_logged_even_if_everything_is() {
     let queue = Queue::new().await;
     queue.enqueue(&["good", "{\"word\": \"sesame-asked\"}"]);
