@@ -178,7 +178,8 @@ impl Standby {
                 break stream;
             }
         };
-        let lsn = one("select pg_current_wal_lsn()::text").await;
+        // Beyond what is flushed nothing is sent, but an error.
+        let lsn = one("select pg_current_wal_flush_lsn()::text").await;
         let slot = slot.map(|slot| format!("SLOT {slot} ")).unwrap_or_default();
         send(&mut stream, b'Q', format!("START_REPLICATION {slot}PHYSICAL {lsn}\0").as_bytes()).await;
         assert!(until(&mut stream, b'W').await, "replication does not start");
