@@ -2943,6 +2943,10 @@ declare
   now_at timestamptz := coalesce(at, clock_timestamp());
 begin
   perform posthouse.check_isolation();
+  -- In a copy that nobody has adopted they rest: the other database fires them.
+  if (select o.is_copy from posthouse.origin() o) then
+    return;
+  end if;
   -- The clock was ahead, and has been set back: go on after the last tick that has been fired and is past. Those that were fired
   -- early will not be again.
   update posthouse.schedule s set next_at = null, planned_at = null

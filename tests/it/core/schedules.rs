@@ -314,6 +314,21 @@ async fn what_rests_misses_nothing() {
 }
 
 #[tokio::test]
+async fn in_a_copy_that_nobody_has_adopted_nothing_fires() {
+    let (queue, session) = Queue::with_session().await;
+    let store = store(&queue);
+    begin(&session, "s", "* * * * *", "").await;
+    fire(&store, at(START)).await;
+    session.run("select posthouse.disown()").await;
+    fire(&store, at(START) + minutes(10)).await;
+    assert_eq!(stands(&session, "s").await["fired"], json!(0));
+    assert_eq!(session.count("posthouse.job").await, 0);
+    session.run("select posthouse.adopt()").await;
+    fire(&store, at(START) + minutes(10)).await;
+    assert_eq!((&stands(&session, "s").await["fired"], session.count("posthouse.job").await), (&json!(1), 1));
+}
+
+#[tokio::test]
 async fn jitter_follows_from_name_and_tick() {
     let (queue, session) = Queue::with_session().await;
     let store = store(&queue);
