@@ -7,7 +7,7 @@ use serde_json::Value;
 use tokio_postgres::Row;
 use tokio_postgres::types::{Json, Type};
 
-use super::connection::{Store, p};
+use super::connection::{LONGEST_MS, Store, p};
 use crate::error::Result;
 
 /// The kind of the jobs that carry alerts to the webhook. Their queue and their tenant are [`WEBHOOK_QUEUE`].
@@ -148,7 +148,7 @@ impl Store {
     pub async fn set_alert(&self, kind: &str, change: &AlertChange) -> Result<()> {
         let sql =
             "select posthouse.set_alert($1, $2, $3 * interval '1 millisecond', $4 * interval '1 millisecond', $5)";
-        let ms = |time: Option<Duration>| p(time.map(|time| time.as_secs_f64() * 1e3), Type::FLOAT8);
+        let ms = |time: Option<Duration>| p(time.map(|time| (time.as_secs_f64() * 1e3).min(LONGEST_MS)), Type::FLOAT8);
         let parameters = vec![
             p(kind.to_owned(), Type::TEXT),
             p(change.enabled, Type::BOOL),

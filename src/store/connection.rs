@@ -28,6 +28,9 @@ const TRIES: u32 = 8;
 /// Postgres had ended the session, since nothing came for `idle_session_timeout`, before it read the call: nothing was done.
 const ENDED_WHILE_IDLE: &str = "57P05";
 
+/// As much as an interval of Postgres holds without doubt: what is longer is refused by the function that gets it, by its name.
+pub(super) const LONGEST_MS: f64 = 1e14;
+
 /// A parameter and its type: naming the type saves the driver a round trip.
 pub(super) type Parameter = (Box<dyn ToSql + Sync + Send>, Type);
 

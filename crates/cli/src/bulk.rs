@@ -79,7 +79,7 @@ fn ids(ids: &[i64]) -> Option<Vec<i64>> {
 fn time(moment: Option<&Moment>, now: SystemTime) -> Option<String> {
     moment.map(|moment| match moment {
         Moment::At(text) => text.clone(),
-        Moment::Ago(age) => match now.checked_sub(*age) {
+        Moment::Ago(age) => match now.checked_sub(*age).filter(|then| *then >= SystemTime::UNIX_EPOCH) {
             Some(then) => humantime::format_rfc3339_micros(then).to_string(),
             None => "-infinity".to_owned(),
         },

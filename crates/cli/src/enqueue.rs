@@ -9,7 +9,7 @@ use posthouse::trace::{self, Parent};
 use serde_json::json;
 
 use crate::args::{Enqueue, Global};
-use crate::failure::{Failure, Result};
+use crate::failure::Result;
 use crate::output;
 use crate::style::{DIM, clean};
 use crate::{connect, jsonl, payload, traces};
@@ -27,11 +27,7 @@ pub(crate) async fn run(args: Enqueue, global: &Global) -> Result<ExitCode> {
         Some(outer) if !span.is_on() => job.trace(outer),
         _ => trace::carry(job, &span),
     };
-    let sent = trace::sent(store.enqueue(&job).await, &span);
-    let answer = sent.map_err(|error| {
-        // Postgres found it, but it is what was typed that cannot be right.
-        if error.is_invalid() { Failure::usage(error.to_string()) } else { error.into() }
-    })?;
+    let answer = trace::sent(store.enqueue(&job).await, &span)?;
     if global.json {
         output::json(&json!({
             "id": answer.id, "state": answer.state, "duplicate": answer.duplicate, "deduped": answer.deduped.map(Deduped::as_str),

@@ -79,7 +79,7 @@ impl From<posthouse::Error> for Failure {
                  this takes, as made by `posthouse db isolate`",
             ),
             _ if error.to_string().contains("for type timestamp with time zone") => Some(
-                "a time is an age, such as 2h or 30d, or a time that Postgres reads, such as '2027-01-31 08:00' or yesterday",
+                "write a time that Postgres reads, such as '2027-01-31 08:00' or yesterday; where an age is taken, also 2h or 30d",
             ),
             _ if error.is_disconnected() => Some(
                 "is Postgres running at the address in DATABASE_URL? `posthouse dev` starts one of its own for development",
@@ -87,7 +87,7 @@ impl From<posthouse::Error> for Failure {
             _ => None,
         };
         let message = error.to_string();
-        let failure = if error.is_config() { Self::usage(message) } else { Self::new(message) };
+        let failure = if error.is_config() || error.is_invalid() { Self::usage(message) } else { Self::new(message) };
         match hint {
             Some(hint) => failure.hint(hint),
             None => failure,

@@ -40,11 +40,6 @@ pub(crate) async fn run(command: Gate, global: &Global) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Postgres found it, but it is what was typed that cannot be right.
-pub(crate) fn mistyped(error: posthouse::Error) -> Failure {
-    if error.is_invalid() { Failure::usage(error.to_string()) } else { error.into() }
-}
-
 /// What was typed, put over what is set.
 fn change(args: &GateSet, limits: &mut GateLimits) {
     fn put<T: Clone>(typed: Option<&Limit<T>>, limit: &mut Option<T>) {
@@ -76,7 +71,7 @@ async fn set(store: &Store, args: &GateSet, global: &Global) -> Result<()> {
     let before = store.gate(&args.name).await?;
     let mut wanted = before.as_ref().map(GateRecord::limits).unwrap_or_default();
     change(args, &mut wanted);
-    store.set_gate(&args.name, &wanted).await.map_err(mistyped)?;
+    store.set_gate(&args.name, &wanted).await?;
     tell(store, &args.name, global, |gate| {
         let new = if before.is_none() { " (new)" } else { "" };
         format!("gate {}{new}: {}", clean(&args.name), table::describe(&gate.limits()))
@@ -171,7 +166,7 @@ pub(crate) async fn close(store: &Store, whose: Whose<'_>, closing: &Closing, gl
     let now = store.clock().await?;
     let until = until(closing, now)?;
     let is_new = store.gate(&name).await?.is_none();
-    store.close_gate(&name, &until, closing.reason.as_deref()).await.map_err(mistyped)?;
+    store.close_gate(&name, &until, closing.reason.as_deref()).await?;
     let Words { whom, open, closed, for_ever, .. } = whose.words();
     tell(store, &name, global, |gate| {
         let until = match gate.closed_until.as_deref() {

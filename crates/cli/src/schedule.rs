@@ -15,7 +15,6 @@ use serde_json::json;
 
 use crate::args::{Global, Schedule, ScheduleSet};
 use crate::failure::{Failure, Result};
-use crate::gate::mistyped;
 use crate::output;
 use crate::style::clean;
 use crate::{connect, payload};
@@ -52,21 +51,22 @@ pub(crate) async fn run(command: Schedule, global: &Global) -> Result<ExitCode> 
 
 /// An unknown name is told in the words of the command line.
 fn named(name: &str, error: posthouse::Error) -> Failure {
-    if error.sqlstate() == Some("PH003") { no_schedule(name) } else { mistyped(error) }
+    if error.sqlstate() == Some("PH003") { no_schedule(name) } else { error.into() }
 }
 
-fn next(cron: &str, timezone: &str, count: usize, after: SystemTime, global: &Global) -> Result<()> {
-    let rule = Rule::parse(cron, timezone).map_err(mistyped)?;
-    let ticks = std::iter::successors(rule.after(after), |tick| rule.after(*tick)).take(count);
+fn next(cron: &str, timezone: &str, count: u32, after: SystemTime, global: &Global) -> Result<()> {
+    let rule = Rule::parse(cron, timezone)?;
+    let ticks = std::iter::successors(rule.after(after), |tick| rule.after(*tick)).take(count as usize);
     if global.json {
         return output::json(
             &ticks.map(|tick| json!({ "at": rfc3339(tick), "local": rule.local(tick) })).collect::<Vec<_>>(),
         );
     }
-    for tick in ticks {
-        output::line(rule.local(tick))?;
+    let ticks: Vec<_> = ticks.map(|tick| rule.local(tick)).collect();
+    if ticks.is_empty() {
+        output::note("it is not due after that any more");
     }
-    Ok(())
+    ticks.iter().try_for_each(output::line)
 }
 
 /// What was typed.
@@ -110,8 +110,8 @@ fn declared(args: &ScheduleSet) -> Result<store::Schedule> {
 
 async fn set(store: &Store, args: &ScheduleSet, global: &Global) -> Result<()> {
     let schedule = declared(args)?;
-    let rule = schedule.rule().map_err(mistyped)?;
-    let change = store.set_schedule(&schedule).await.map_err(mistyped)?;
+    let rule = schedule.rule()?;
+    let change = store.set_schedule(&schedule).await?;
     let record = store.schedule(&args.name).await?.ok_or_else(|| no_schedule(&args.name))?;
     if global.json {
         return output::json(&record);

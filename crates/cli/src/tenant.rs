@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::args::{Depth, Global, Tenant, TenantSet};
 use crate::connect;
 use crate::failure::Result;
-use crate::gate::{self, Whose, mistyped};
+use crate::gate::{self, Whose};
 use crate::output::{self, Grid, cell, count};
 use crate::style::{DIM, clean};
 
@@ -122,12 +122,12 @@ async fn set(store: &Store, args: &TenantSet, global: &Global) -> Result<()> {
     let mut answer = json!({ "tenant": args.tenant });
     let mut told = Vec::new();
     if let Some(weight) = args.changes.weight {
-        store.set_tenant(&args.tenant, weight).await.map_err(mistyped)?;
+        store.set_tenant(&args.tenant, weight).await?;
         answer["weight"] = json!(weight);
         told.push(format!("has weight {weight}"));
     }
     if let Some(Depth(max_depth)) = args.changes.max_depth {
-        store.set_depth(DepthOf::Tenant(&args.tenant), max_depth).await.map_err(mistyped)?;
+        store.set_depth(DepthOf::Tenant(&args.tenant), max_depth).await?;
         answer["max_depth"] = json!(max_depth);
         told.push(match max_depth {
             Some(jobs) => format!("gets no new jobs while {jobs} of its own wait"),

@@ -90,8 +90,8 @@ pub(crate) enum Schedule {
         #[arg(long, default_value = "UTC", value_name = "NAME")]
         timezone: String,
         /// So many
-        #[arg(long, default_value_t = 5, value_name = "N")]
-        count: usize,
+        #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000))]
+        count: u32,
         /// After this time, such as 2027-03-27T00:00:00Z. Default: now
         #[arg(long, value_name = "TIME", value_parser = moment)]
         after: Option<std::time::SystemTime>,

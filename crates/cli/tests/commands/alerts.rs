@@ -74,6 +74,7 @@ async fn what_cannot_be_set_is_refused() {
     queue.run(&["alert", "set", "budget", "--webhook", "off"]).failed(2, &["--webhook"]);
     queue
         .run(&["alert", "set", "budget", "--after", "1h"])
-        .failed(1, &["after: is for alerts of kind no_worker and oldest_due"]);
+        .failed(2, &["after: is for alerts of kind no_worker and oldest_due"]);
+    queue.run(&["alert", "set", "budget", "--quiet", "99999999999y"]).failed(2, &["quiet: ", "0 and 30 days"]);
     queue.run(&["alert", "set", "budget", "--quiet", "soon"]).failed(2, &["like 30s, 5m"]);
 }

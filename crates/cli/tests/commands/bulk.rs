@@ -29,8 +29,8 @@ async fn nobody_means_every_job_by_chance() {
     {
         queue.run(&[&["job"], command].concat()).failed(2, &["which jobs is not said", "--queue", "--all"]);
     }
-    queue.run(&["job", "cancel", "--created-before", "someday"]).failed(1, &["created_before", "someday"]);
-    queue.run(&["job", "cancel", "--state", "done"]).failed(1, &["state: done is not possible here", "queued"]);
+    queue.run(&["job", "cancel", "--created-before", "someday"]).failed(2, &["created_before", "someday"]);
+    queue.run(&["job", "cancel", "--state", "done"]).failed(2, &["state: done is not possible here", "queued"]);
     queue.run(&["job", "cancel", "--state", "asleep"]).failed(2, &["asleep", "queued"]);
     assert_eq!(states(&queue).await, ["queued", "queued", "failed", "done"]);
 }

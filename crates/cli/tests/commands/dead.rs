@@ -89,7 +89,9 @@ async fn they_are_filtered_by_class_text_and_time_and_paged() {
     assert_eq!(list(&["--error", "NO ANSWER"]), [5]);
     assert!(list(&["--before", "1h"]).is_empty());
     assert!(list(&["--since", "tomorrow"]).is_empty());
-    queue.run(&["dead", "list", "--since", "someday"]).failed(1, &["failed_since", "someday"]);
+    // Before there were computers.
+    assert_eq!((list(&["--since", "1000y"]).len(), list(&["--before", "99999999999y"]).len()), (5, 0));
+    queue.run(&["dead", "list", "--since", "someday"]).failed(2, &["failed_since", "someday"]);
     let mut seen = Vec::new();
     let mut next = Vec::new();
     loop {

@@ -98,7 +98,7 @@ async fn what_the_database_refuses_is_named() {
     // Exit code 2, as for what is found without the database: what was typed cannot be right.
     queue.run(&["enqueue", ""]).failed(2, &["kind"]);
     queue.run(&["enqueue", "k", "--max-attempts", "0"]).failed(2, &["max_attempts"]);
-    queue.run(&["enqueue", "k", "--run-at", "soonish"]).failed(2, &["run_at", "soonish"]);
+    queue.run(&["enqueue", "k", "--run-at", "soonish"]).failed(2, &["run_at", "soonish", "such as '2027-01-31 08:00'"]);
     queue.run(&["enqueue", "k", "--run-at", "-soonish"]).failed(2, &["run_at", "-soonish"]);
     queue.run(&["enqueue", "k", "--delay", "-5s"]).failed(2, &["--delay", "write it like 30s"]);
     queue.run(&["enqueue", "k", "\"\\u0000\""]).failed(2, &["payload", "\\u0000"]);

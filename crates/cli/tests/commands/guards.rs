@@ -74,7 +74,7 @@ async fn a_line_that_is_full_says_so() {
     let freed = queue.run(&["tenant", "set", "acme", "--max-depth", "none", "--json"]).fine().json();
     assert_eq!(freed, json!({ "tenant": "acme", "max_depth": null }));
     queue.run(&["enqueue", "k", "--tenant", "acme"]).fine();
-    queue.run(&["queue", "set", "imports", "--max-depth", "0"]).failed(1, &["max_depth: 0 is not between 1"]);
+    queue.run(&["queue", "set", "imports", "--max-depth", "0"]).failed(2, &["max_depth: 0 is not between 1"]);
     queue.run(&["queue", "set", "imports", "--max-depth", "many"]).failed(2, &["a number of jobs is needed, or none"]);
     queue.run(&["tenant", "set", "acme"]).failed(2, &["--weight", "--max-depth"]);
 }
