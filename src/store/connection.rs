@@ -54,6 +54,13 @@ struct Link {
     _task: AbortOnDrop,
 }
 
+/// What becomes of what a statement did.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    Kept,
+    Undone,
+}
+
 /// Ends the connection, also one whose maker gave up before it was of use.
 struct AbortOnDrop(JoinHandle<()>);
 
@@ -108,16 +115,20 @@ impl Store {
 
     /// Run one statement. It takes effect whole or not at all, also if this future is dropped.
     pub(super) async fn call(&self, sql: &'static str, parameters: Vec<Parameter>) -> Result<Vec<Row>> {
+        self.call_until(sql, parameters, End::Kept).await
+    }
+
+    async fn call_until(&self, sql: &'static str, parameters: Vec<Parameter>, end: End) -> Result<Vec<Row>> {
         let inner = &self.inner;
         let parameters = Arc::new(parameters);
         let work = async {
             let mut tries = 1;
             loop {
                 let session = self.session().await?;
-                let explicit = session.explicit.load(Ordering::Relaxed);
+                let explicit = end == End::Undone || session.explicit.load(Ordering::Relaxed);
                 let answer = match explicit {
                     false => query(&session.client, sql, &parameters).await,
-                    true => self.call_apart(session.clone(), sql, parameters.clone()).await,
+                    true => self.call_apart(session.clone(), sql, parameters.clone(), end).await,
                 };
                 let Err(error) = answer else { return answer };
                 if !explicit
@@ -151,20 +162,24 @@ impl Store {
         session: Arc<Session>,
         sql: &'static str,
         parameters: Arc<Vec<Parameter>>,
+        end: End,
     ) -> Result<Vec<Row>> {
         let turn = self.inner.turn.clone().lock_owned().await;
         // A task of its own, so that dropping the caller's future leaves no transaction open.
         let task = tokio::spawn(async move {
             let _turn = turn;
-            let (begin, answer, end) = join3(
+            let (begin, answer, ended) = join3(
                 session.client.batch_execute(&session.begin),
                 query(&session.client, sql, &parameters),
-                session.client.batch_execute("commit"),
+                session.client.batch_execute(match end {
+                    End::Kept => "commit",
+                    End::Undone => "rollback",
+                }),
             )
             .await;
             begin?;
             let rows = answer?;
-            end?;
+            ended?;
             Ok(rows)
         });
         task.await.map_err(|_| Error::disconnected("the connection's task ended", false))?
@@ -173,6 +188,12 @@ impl Store {
     /// Run one statement that answers with exactly one row.
     pub(super) async fn call_one(&self, sql: &'static str, parameters: Vec<Parameter>) -> Result<Row> {
         let rows = self.call(sql, parameters).await?;
+        rows.into_iter().next().ok_or_else(|| Error::schema("a function of the schema answered nothing"))
+    }
+
+    /// The same, with nothing of what it does left.
+    pub(super) async fn call_one_undone(&self, sql: &'static str, parameters: Vec<Parameter>) -> Result<Row> {
+        let rows = self.call_until(sql, parameters, End::Undone).await?;
         rows.into_iter().next().ok_or_else(|| Error::schema("a function of the schema answered nothing"))
     }
 

@@ -150,6 +150,35 @@ impl Batch {
     }
 }
 
+/// The statement that does it to the next jobs.
+fn change(
+    selection: &Selection,
+    action: &Action,
+    max_jobs: u32,
+    after: Option<Value>,
+) -> Result<(&'static str, Vec<Parameter>)> {
+    let mut parameters = vec![selection.parameter()?, int(max_jobs), json(after)];
+    let sql = match action {
+        Action::Cancel => "select changed, busy, refused, next from posthouse.cancel_many($1, $2, $3)",
+        Action::Purge => "select changed, busy, refused, next from posthouse.purge_many($1, $2, $3)",
+        Action::Reprioritise { priority } => {
+            parameters.push(p(*priority, Type::INT4));
+            "select changed, busy, refused, next from posthouse.reprioritise_many($1, $4, $2, $3)"
+        }
+        Action::Retry { asked_by } => {
+            parameters.push(p(asked_by.clone(), Type::TEXT));
+            "select changed, busy, refused, next from posthouse.retry_many($1, $2, $3, $4)"
+        }
+        Action::Redrive { changes, rate, asked_by } => {
+            parameters.push(p(changes.as_ref().map_or("{}", |changes| changes.get()).to_owned(), Type::TEXT));
+            parameters.push(p(*rate, Type::FLOAT8));
+            parameters.push(p(asked_by.clone(), Type::TEXT));
+            "select changed, busy, refused, next from posthouse.redrive_many($1, $4::text::jsonb, $5, $2, $3, $6)"
+        }
+    };
+    Ok((sql, parameters))
+}
+
 fn json(value: Option<Value>) -> Parameter {
     p(value.map(Json), Type::JSONB)
 }
@@ -194,26 +223,21 @@ impl Store {
         max_jobs: u32,
         after: Option<Value>,
     ) -> Result<Batch> {
-        let mut parameters = vec![selection.parameter()?, int(max_jobs), json(after)];
-        let sql = match action {
-            Action::Cancel => "select changed, busy, refused, next from posthouse.cancel_many($1, $2, $3)",
-            Action::Purge => "select changed, busy, refused, next from posthouse.purge_many($1, $2, $3)",
-            Action::Reprioritise { priority } => {
-                parameters.push(p(*priority, Type::INT4));
-                "select changed, busy, refused, next from posthouse.reprioritise_many($1, $4, $2, $3)"
-            }
-            Action::Retry { asked_by } => {
-                parameters.push(p(asked_by.clone(), Type::TEXT));
-                "select changed, busy, refused, next from posthouse.retry_many($1, $2, $3, $4)"
-            }
-            Action::Redrive { changes, rate, asked_by } => {
-                parameters.push(p(changes.as_ref().map_or("{}", |changes| changes.get()).to_owned(), Type::TEXT));
-                parameters.push(p(*rate, Type::FLOAT8));
-                parameters.push(p(asked_by.clone(), Type::TEXT));
-                "select changed, busy, refused, next from posthouse.redrive_many($1, $4::text::jsonb, $5, $2, $3, $6)"
-            }
-        };
+        let (sql, parameters) = change(selection, action, max_jobs, after)?;
         Batch::of(&self.call_one(sql, parameters).await?)
+    }
+
+    /// What [`change_jobs`](Self::change_jobs) would answer now: it is done in a transaction that is rolled back. For that long it holds up
+    /// others who are at the same jobs, and it writes as much as if it stayed, so ask for some hundred jobs and not for all.
+    pub async fn rehearse_jobs(
+        &self,
+        selection: &Selection,
+        action: &Action,
+        max_jobs: u32,
+        after: Option<Value>,
+    ) -> Result<Batch> {
+        let (sql, parameters) = change(selection, action, max_jobs, after)?;
+        Batch::of(&self.call_one_undone(sql, parameters).await?)
     }
 
     /// Why a job is where it is, and what would move it.

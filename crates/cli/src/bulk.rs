@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::time::SystemTime;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use posthouse::store::{Action, Batch, JobRecord, Selection, Store};
+use posthouse::store::{Action, Batch, JobRecord, Refused, Selection, Store};
 use serde_json::{Map, Value, json};
 
 use crate::args::{CreatedChoice, DeadChoice, DeadConditions, ErrorChoice, Global, JobChoice, Moment, Scope};
@@ -18,6 +18,8 @@ const BATCH: u32 = 500;
 const COUNTED: u32 = 10_000;
 /// Jobs that a dry run shows, and reasons for refusals that are told.
 const SHOWN: usize = 10;
+/// Jobs on which a dry run tries what can be refused: it writes as much as the real run would.
+const TRIED: u64 = 1_000;
 /// How often it begins again for those that somebody else was busy with.
 const ROUNDS: u32 = 3;
 
@@ -117,19 +119,69 @@ pub(crate) async fn find(store: &Store, selection: &Selection) -> Result<(u64, V
     }
 }
 
-/// Says which jobs it would be, and changes none.
-pub(crate) async fn rehearse(store: &Store, selection: &Selection, done: &str, global: &Global) -> Result<ExitCode> {
+/// What a dry run found by trying it.
+#[derive(Default)]
+struct Tried {
+    /// How many jobs it was tried on.
+    count: u64,
+    refused: Vec<Refused>,
+}
+
+/// Tries it on the first jobs, and undoes it.
+async fn try_first(store: &Store, selection: &Selection, action: &Action, count: u64) -> Result<Tried> {
+    let mut tried = Tried { count: count.min(TRIED), ..Tried::default() };
+    let mut looked_at = 0;
+    let mut next = None;
+    while looked_at < tried.count {
+        let most = u32::try_from(tried.count - looked_at).unwrap_or(BATCH).min(BATCH);
+        let batch = store.rehearse_jobs(selection, action, most, next).await?;
+        looked_at += u64::try_from(batch.changed + batch.busy).unwrap_or(0) + batch.refused.len() as u64;
+        tried.refused.extend(batch.refused);
+        next = batch.next;
+        if next.is_none() {
+            break;
+        }
+    }
+    Ok(tried)
+}
+
+/// Says which jobs it would be and which of them would be refused, and changes none.
+async fn rehearse(store: &Store, selection: &Selection, deed: &Deed, global: &Global) -> Result<ExitCode> {
+    let done = deed.done;
     let (count, first) = find(store, selection).await?;
+    let tried = match &deed.action {
+        action @ (Action::Redrive { .. } | Action::Retry { .. }) => try_first(store, selection, action, count).await?,
+        Action::Cancel | Action::Purge | Action::Reprioritise { .. } => Tried { count, ..Tried::default() },
+    };
+    let refused = tried.refused.len() as u64;
     let sample = store.sample(&first).await?;
     if global.json {
-        output::json(&json!({ done: 0, format!("would_be_{done}"): count, "sample": sample }))?;
+        let mut answer =
+            json!({ done: 0, format!("would_be_{done}"): count.saturating_sub(refused), "sample": sample });
+        if refused > 0 {
+            answer["would_be_refused"] = serde_json::to_value(&tried.refused)?;
+        }
+        if tried.count < count {
+            answer["tried"] = tried.count.into();
+        }
+        output::json(&answer)?;
         return Ok(ExitCode::SUCCESS);
     }
     table(&sample, store.clock().await?)?;
     if count > sample.len() as u64 {
         output::line(format_args!("… and {} more", count - sample.len() as u64))?;
     }
-    output::line(format_args!("{count} would be {done}; nothing was changed"))?;
+    for refused in tried.refused.iter().take(SHOWN) {
+        output::line(format_args!("job {} would be refused: {}", refused.id, clean(&refused.error)))?;
+    }
+    if tried.refused.len() > SHOWN {
+        output::line(format_args!("… and {} more would be refused", tried.refused.len() - SHOWN))?;
+    }
+    if tried.count < count {
+        output::line(format_args!("tried on the first {} of {count} only", tried.count))?;
+    }
+    let refusals = if refused > 0 { format!(", {refused} refused") } else { String::new() };
+    output::line(format_args!("{} would be {done}{refusals}; nothing was changed", count.saturating_sub(refused)))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -164,7 +216,7 @@ pub(crate) async fn run(
         selection.states = deed.states.iter().map(ToString::to_string).collect();
     }
     if scope.dry_run {
-        return rehearse(store, &selection, deed.done, global).await;
+        return rehearse(store, &selection, &deed, global).await;
     }
     let (total, _) = find(store, &selection).await?;
     // The template is constant and sound.

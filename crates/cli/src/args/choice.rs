@@ -115,7 +115,7 @@ pub(crate) struct Scope {
     /// Every one there is, but for what else is said
     #[arg(long)]
     pub(crate) all: bool,
-    /// Change nothing: count them, and show some
+    /// Change nothing: count them, show some, and say which would be refused
     #[arg(long)]
     pub(crate) dry_run: bool,
 }

@@ -167,3 +167,43 @@ async fn they_go_back_changed_and_job_show_tells_of_it() {
     assert_eq!(twice.stderr, "no dead letters\n");
     assert_eq!(queue.run(&["job", "show", "1", "--json"]).fine().json()["redrives"].as_array().unwrap().len(), 2);
 }
+
+#[tokio::test]
+async fn a_dry_run_tries_the_change_and_undoes_it() {
+    let queue = Queue::new().await;
+    for payload in [r#"{"options":{"words":9}}"#, r#"{"text":"no options"}"#, r#"{"options":{}}"#] {
+        queue.enqueue(&["a", payload]);
+    }
+    queue.work("a", || Outcome::fail(JobError::new("terminal", "no"))).await;
+    let dry = ["dead", "redrive", "--kind", "a", "--set", "options.words=50", "--dry-run"];
+    let text = queue.run(&dry).fine().stdout;
+    assert!(text.contains("job 2 would be refused: options.words cannot be set"), "{text}");
+    assert!(text.ends_with("2 would be redriven, 1 refused; nothing was changed\n"), "{text}");
+    let json = queue.run(&[&dry[..], &["--json"]].concat()).fine().json();
+    assert_eq!((&json["redriven"], &json["would_be_redriven"], &json["tried"]), (&json!(0), &json!(2), &json!(null)));
+    assert_eq!(json["would_be_refused"][0]["id"], 2);
+    // A change that suits none is said at once, as in the real run.
+    let bad = ["dead", "redrive", "--all", "--to-queue", "", "--dry-run"];
+    queue.run(&bad).failed(2, &["changes: queue"]);
+    assert_eq!(count(&queue), 3);
+    assert_eq!(
+        queue.texts("select payload::text from posthouse.payload where id = 1").await,
+        [r#"{"options": {"words": 9}}"#]
+    );
+    assert!(queue.texts("select job_id::text from posthouse.redriven").await.is_empty());
+    let real = queue.run(&dry[..dry.len() - 1]).failed(1, &["job 2: options.words cannot be set"]);
+    assert_eq!(real.stdout, "2 redriven\n");
+}
+
+#[tokio::test]
+async fn a_dry_run_tries_so_many_and_says_so() {
+    let queue = Queue::new().await;
+    let lines: String = (0..1_001).map(|n| format!("{{\"kind\":\"a\",\"payload\":{{\"n\":{n}}}}}\n")).collect();
+    queue.run_with_stdin(&["enqueue", "--jsonl", "-"], lines).fine();
+    queue.work("a", || Outcome::fail(JobError::new("terminal", "no"))).await;
+    let dry = ["dead", "redrive", "--all", "--set", "n.x=1", "--dry-run"];
+    let text = queue.run(&dry).fine().stdout;
+    assert!(text.contains("… and 990 more would be refused\ntried on the first 1000 of 1001 only\n"), "{text}");
+    assert!(text.ends_with("1 would be redriven, 1000 refused; nothing was changed\n"), "{text}");
+    assert_eq!(queue.run(&[&dry[..], &["--json"]].concat()).fine().json()["tried"], 1_000);
+}
