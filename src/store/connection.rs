@@ -150,8 +150,10 @@ impl Store {
             Ok(result) => result,
             Err(_) => Err(Error::disconnected(format!("no answer from Postgres within {:?}", inner.timeout), false)),
         };
-        if result.as_ref().is_err_and(Error::is_disconnected) {
-            self.disconnect().await;
+        match &result {
+            Ok(_) => inner.database.note_answer(),
+            Err(error) if error.is_disconnected() => self.disconnect().await,
+            Err(_) => {}
         }
         result
     }

@@ -1,7 +1,8 @@
 //! Where the database is: the parsed connection URL, and a second one for LISTEN where a pooler stands before the first.
 
 use std::fmt;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use tokio_postgres::Config;
 use tokio_postgres::config::{Host, SslMode};
@@ -13,6 +14,7 @@ use crate::error::{Error, Result};
 pub struct Database {
     pub(super) main: Target,
     pub(super) listen: Option<Target>,
+    answered: Arc<Mutex<Option<Instant>>>,
 }
 
 /// A parsed URL.
@@ -31,7 +33,17 @@ impl Database {
     /// A directory as host (`postgres://user@/database?host=/run/postgresql`) is that of a socket, where `sslmode` means nothing.
     pub fn new(url: &str) -> Result<Self> {
         let main = Target::parse(url)?;
-        Ok(Self { listen: Some(main.clone()), main })
+        Ok(Self { listen: Some(main.clone()), main, answered: Arc::default() })
+    }
+
+    /// Since Postgres did what a call of this process asked for, over this or a clone of it. `None`: it never did.
+    pub fn answer_age(&self) -> Option<Duration> {
+        self.answered.lock().unwrap_or_else(PoisonError::into_inner).map(|at| at.elapsed())
+    }
+
+    /// It did just now.
+    pub(super) fn note_answer(&self) {
+        *self.answered.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
     /// Another URL for LISTEN, which does not work through a transaction-mode pooler. `None`: do not listen, just poll.

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use posthouse::metrics::{Family, Metrics, Source};
-use posthouse::store::FleetMetrics;
+use posthouse::store::{Database, FleetMetrics};
 use posthouse::worker::Meter;
 
 /// What was answered so long ago is not served any more.
@@ -19,12 +19,14 @@ pub(super) struct Book {
     /// The process runs a worker; if not, it only sweeps.
     pub(super) works: bool,
     pub(super) fleet: Fleet,
+    pub(super) database: Database,
 }
 
 impl Book {
     /// Nothing is counted yet.
-    pub(super) fn new(works: bool) -> Self {
-        let book = Self { metrics: Metrics::default(), meter: Meter::default(), works, fleet: Fleet::default() };
+    pub(super) fn new(works: bool, database: Database) -> Self {
+        let book =
+            Self { metrics: Metrics::default(), meter: Meter::default(), works, fleet: Fleet::default(), database };
         book.metrics.add(book.meter.clone());
         book.metrics.add(book.fleet.clone());
         book.metrics.add(Build);

@@ -1,10 +1,15 @@
-//! Whether a process does its work: registered, its heartbeats answered, notifications heard, and somebody sweeps.
+//! Whether a process does its work: Postgres answers, it is registered, its heartbeats are answered, notifications heard, and somebody
+//! sweeps.
 
 use std::time::Duration;
 
 use posthouse::worker::{Hearing, Meter, Vitals};
 use serde_json::{Value, json};
 
+use super::book::Book;
+
+/// Postgres is asked for a sign of life every second if nothing else is: within five seconds an outage is told.
+const SILENT: Duration = Duration::from_secs(4);
 /// A sweep does something every second; nobody is told that none does before a minute without.
 const UNSWEPT: Duration = Duration::from_secs(60);
 /// Heartbeats that may go unanswered in a row before something is wrong, and what an answer may take.
@@ -12,9 +17,11 @@ const MISSED_BEATS: u32 = 2;
 const SLACK: Duration = Duration::from_secs(2);
 
 /// Whether it is ready, and why not: `{"ready", "reason", "checks"}`.
-pub(super) fn readiness(meter: &Meter, works: bool, fleet_swept: Option<Duration>) -> (bool, Value) {
-    let mut checks = Vec::new();
-    if works {
+pub(super) fn readiness(book: &Book) -> (bool, Value) {
+    let Book { meter, works, .. } = book;
+    // First: whatever else is wrong while Postgres is away comes from that.
+    let mut checks = vec![database(book.database.answer_age())];
+    if *works {
         match meter.vitals() {
             Some(vitals) => checks.extend(of_worker(&vitals)),
             None => {
@@ -22,7 +29,7 @@ pub(super) fn readiness(meter: &Meter, works: bool, fleet_swept: Option<Duration
             }
         }
     }
-    checks.push(sweep(meter, works, fleet_swept));
+    checks.push(sweep(meter, *works, book.fleet.swept()));
     let reason =
         checks.iter().find_map(|check| check.problem.as_ref().map(|problem| format!("{}: {problem}", check.name)));
     let details: serde_json::Map<String, Value> =
@@ -44,6 +51,14 @@ impl Check {
     fn to_json(&self) -> Value {
         json!({ "ok": self.problem.is_none(), "problem": self.problem, "detail": self.detail })
     }
+}
+
+fn database(answer_age: Option<Duration>) -> Check {
+    let problem = match answer_age {
+        None => Some("no answer from Postgres yet".to_owned()),
+        Some(age) => (age > SILENT).then(|| format!("no answer from Postgres for {}", short(age))),
+    };
+    Check::new("database", problem, json!({ "answer_age_ms": answer_age.map(millis) }))
 }
 
 fn of_worker(vitals: &Vitals) -> [Check; 3] {

@@ -103,7 +103,7 @@ fn page(method: &str, path: &str, book: &Book) -> Page {
         ("GET" | "HEAD", "/metrics") => Page { status: "200 OK", kind: EXPOSITION, body: book.metrics.to_string() },
         ("GET" | "HEAD", "/healthz") => Page { status: "200 OK", kind: JSON, body: "{\"alive\":true}\n".to_owned() },
         ("GET" | "HEAD", "/readyz") => {
-            let (is_ready, report) = readiness(&book.meter, book.works, book.fleet.swept());
+            let (is_ready, report) = readiness(book);
             let status = if is_ready { "200 OK" } else { "503 Service Unavailable" };
             Page { status, kind: JSON, body: format!("{report}\n") }
         }

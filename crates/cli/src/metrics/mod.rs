@@ -12,7 +12,7 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use posthouse::metrics::Source;
 use posthouse::store::{Database, Store};
@@ -26,7 +26,7 @@ use book::Book;
 
 /// Between two questions to Postgres: what is due at most every five seconds is not asked for more often.
 const ASK_EVERY: Duration = Duration::from_secs(5);
-/// After one that was not answered.
+/// After one that was not answered; and as long as nothing else of this process was answered, Postgres is asked for a sign of life.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// An answer is not waited for longer.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -69,7 +69,7 @@ impl Server {
         };
         let listener = TcpListener::bind(address).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        let book = Arc::new(Book::new(works));
+        let book = Arc::new(Book::new(works, database.clone()));
         let mut tasks = JoinSet::new();
         tasks.spawn(ask(database.store("metrics").with_timeout(ANSWER), book.clone()));
         tasks.spawn(http::serve(listener, book.clone()));
@@ -98,21 +98,26 @@ impl Server {
     }
 }
 
-/// Asks Postgres for what is known of the fleet, for as long as the process runs.
+/// Asks Postgres for what is known of the fleet, for as long as the process runs, and in between, if nobody else heard of it lately,
+/// whether it is there.
 async fn ask(store: Store, book: Arc<Book>) {
+    let mut told: Option<Instant> = None;
     loop {
-        let pause = match store.fleet_metrics().await {
-            Ok(fleet) => {
-                book.meter.set_clock_ahead(fleet.clock_ahead);
-                book.fleet.keep(fleet);
-                ASK_EVERY
+        if told.is_none_or(|at| at.elapsed() >= ASK_EVERY) {
+            match store.fleet_metrics().await {
+                Ok(fleet) => {
+                    book.meter.set_clock_ahead(fleet.clock_ahead);
+                    book.fleet.keep(fleet);
+                    told = Some(Instant::now());
+                }
+                Err(error) => tracing::debug!(%error, "what metrics say about the fleet is not known"),
             }
-            Err(error) => {
-                tracing::debug!(%error, "what metrics say about the fleet is not known");
-                ASK_AGAIN
-            }
-        };
-        tokio::time::sleep(pause).await;
+        } else if book.database.answer_age().is_none_or(|age| age >= ASK_AGAIN)
+            && let Err(error) = store.ping().await
+        {
+            tracing::debug!(%error, "Postgres gave no sign of life");
+        }
+        tokio::time::sleep(ASK_AGAIN).await;
     }
 }
 

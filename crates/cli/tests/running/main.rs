@@ -10,6 +10,7 @@ mod demo;
 mod deploy;
 mod dev;
 mod gates;
+mod line;
 mod logs;
 mod metrics;
 mod processes;

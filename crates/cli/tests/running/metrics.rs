@@ -10,6 +10,7 @@ use nix::sys::signal::Signal;
 use posthouse::testing::TestDatabase;
 use serde_json::Value;
 
+use crate::line::Line;
 use crate::processes::{Folder, Running, eventually};
 use crate::support::{Queue, posthouse};
 
@@ -201,9 +202,30 @@ async fn a_database_that_is_away_is_told_and_does_not_keep_the_probes_waiting() 
     let page = Page::of(&worker);
     let reply = page.get("/readyz");
     assert_eq!(reply.status, 503);
-    assert!(reply.json()["reason"].as_str().unwrap().starts_with("registration: "), "{}", reply.body);
+    assert_eq!(reply.json()["reason"], "database: no answer from Postgres yet", "{}", reply.body);
     assert_eq!(page.samples()["posthouse_database_up"], 0.0);
     assert_eq!(page.get("/healthz").status, 200);
+}
+
+#[tokio::test]
+async fn an_outage_of_postgres_is_told_within_seconds_and_over_as_soon() {
+    let queue = Queue::new().await;
+    let line = Line::to(queue.url());
+    let mut command = posthouse();
+    command.args(["work", "--metrics-listen", "0", "--exec", "k=true", "--database-url", &line.url]);
+    let worker = Running::start(&mut command);
+    let page = Page::of(&worker);
+    eventually("it is ready", || page.get("/readyz").status == 200);
+    line.cut();
+    eventually("it is not ready any more", || page.get("/readyz").status == 503);
+    eventually("the database is the reason", || {
+        page.get("/readyz").json()["reason"].as_str().unwrap().starts_with("database: no answer from Postgres for ")
+    });
+    // No lease is over so soon, and no heartbeat missed: nothing else is wrong but what comes from that.
+    let checks = page.get("/readyz").json()["checks"].clone();
+    assert!(checks["database"]["detail"]["answer_age_ms"].as_u64().unwrap() > 4_000, "{checks}");
+    line.mend();
+    eventually("it is ready again", || page.get("/readyz").status == 200);
 }
 
 #[tokio::test]
