@@ -36,7 +36,8 @@ pub(crate) async fn run(command: Dead, global: &Global) -> Result<ExitCode> {
 
 async fn list(store: &Store, args: DeadList, global: &Global) -> Result<ExitCode> {
     let now = store.clock().await?;
-    let letters = store.dead_letters(&bulk::conditions(&args.conditions, now), args.limit, args.next).await?;
+    let selection = bulk::conditions(&args.conditions, now);
+    let letters = store.dead_letters(&selection, args.limit, args.next).await?;
     if global.json {
         output::json(&letters)?;
         return Ok(ExitCode::SUCCESS);
@@ -62,7 +63,11 @@ async fn list(store: &Store, args: DeadList, global: &Global) -> Result<ExitCode
     }
     grid.print()?;
     if let Some(DeadLetter { failed_at, id, .. }) = letters.last().filter(|_| letters.len() == args.limit as usize) {
-        output::note(format_args!("older ones: posthouse dead list … --next {failed_at}/{id}"));
+        let next = format!("{failed_at}/{id}");
+        // An age counts back from now: the next page has the bounds of this one.
+        let times = [("--since", &selection.failed_since), ("--before", &selection.failed_before)];
+        let times = times.iter().filter_map(|(option, time)| Some((*option, time.as_deref()?)));
+        output::next_page(&times.chain([("--next", next.as_str())]).collect::<Vec<_>>());
     }
     Ok(ExitCode::SUCCESS)
 }

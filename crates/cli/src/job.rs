@@ -69,7 +69,9 @@ async fn list(store: &Store, args: JobList, global: &Global) -> Result<ExitCode>
         ]);
     }
     grid.print()?;
-    more(&jobs, &args.page, "job");
+    if let Some(last) = jobs.last().filter(|_| jobs.len() == args.page.limit as usize) {
+        output::next_page(&[("--before", &last.id.to_string())]);
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -77,13 +79,6 @@ async fn list(store: &Store, args: JobList, global: &Global) -> Result<ExitCode>
 pub(crate) async fn page(store: &Store, state: Option<String>, filter: Filter, page: &Page) -> Result<Vec<JobRecord>> {
     let Filter { queue, kind, tenant } = filter;
     Ok(store.jobs(&JobFilter { state, queue, kind, tenant, before: page.before }, page.limit).await?)
-}
-
-/// How to see the next page, if this one is full.
-pub(crate) fn more(jobs: &[JobRecord], page: &Page, command: &str) {
-    if let Some(last) = jobs.last().filter(|_| jobs.len() == page.limit as usize) {
-        output::note(format_args!("older ones: posthouse {command} list … --before {}", last.id));
-    }
 }
 
 /// How to choose some, for whoever chose none.

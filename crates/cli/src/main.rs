@@ -3,6 +3,7 @@
 //! [`args`] says what can be typed, the module of a command does it; [`connect`] finds the database, [`output`] writes to
 //! people and programs, [`style`] is how that looks, [`failure`] ends a command with a text that says what to do next, [`log`] is what is told meanwhile.
 
+mod again;
 mod alert;
 mod args;
 mod bench;

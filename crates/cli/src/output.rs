@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 use comfy_table::{Attribute, Cell, CellAlignment, Color, ColumnConstraint, ContentArrangement, Row, Table};
 use serde::Serialize;
 
+use crate::again;
 use crate::failure::Result;
 use crate::pretty;
 use crate::style::{clean, clean_lines};
@@ -19,6 +20,12 @@ pub(crate) fn line(text: impl Display) -> Result<()> {
 /// A line on stderr, for what is not the answer. Nobody may be listening there.
 pub(crate) fn note(text: impl Display) {
     let _ = writeln!(anstream::stderr().lock(), "{text}");
+}
+
+/// How to see the page after a full one: this command with these options.
+pub(crate) fn next_page(options: &[(&str, &str)]) {
+    let with = if again::names_database() { " (with --database-url as before)" } else { "" };
+    note(format_args!("older ones{with}: {}", again::command(options)));
 }
 
 /// The answer as JSON: indented for people on a terminal, on one line for programs.

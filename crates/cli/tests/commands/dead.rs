@@ -111,6 +111,33 @@ async fn they_are_filtered_by_class_text_and_time_and_paged() {
 }
 
 #[tokio::test]
+async fn the_command_for_the_next_page_can_be_pasted() {
+    let queue = Queue::new().await;
+    for _ in 0..5 {
+        queue.enqueue(&["it's $HOME", "--tenant", "a b"]);
+        queue.enqueue(&["other"]);
+    }
+    for kind in ["it's $HOME", "other"] {
+        queue.work(kind, || Outcome::fail(JobError::new("terminal", "no"))).await;
+    }
+    let list = ["dead", "list", "--kind", "it's $HOME", "--tenant=a b", "--since", "1h", "--limit", "2"];
+    let mut page = queue.run(&list).fine();
+    let mut seen = Vec::new();
+    loop {
+        seen.extend(page.stdout.lines().skip(1).map(|line| line.split_whitespace().next().unwrap().to_owned()));
+        let Some((_, command)) = page.stderr.split_once("older ones: ") else { break };
+        assert!(!command.contains("1h"), "the bounds stay those of the first page: {command}");
+        page = queue.paste(command).fine();
+    }
+    assert_eq!(seen, ["9", "7", "5", "3", "1"]);
+    let said = queue.run(&["dead", "list", "--limit", "1", "--database-url", queue.url()]).fine().stderr;
+    assert!(
+        said.starts_with("older ones (with --database-url as before): posthouse dead list --limit 1 --next 2"),
+        "{said}"
+    );
+}
+
+#[tokio::test]
 async fn they_go_back_changed_and_job_show_tells_of_it() {
     let queue = Queue::new().await;
     queue.enqueue(&[

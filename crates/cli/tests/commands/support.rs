@@ -109,6 +109,13 @@ impl Queue {
         answer(&mut self.command(arguments), Some(stdin.as_ref()))
     }
 
+    /// Runs a command as it was told to people, in a shell.
+    pub(crate) fn paste(&self, line: &str) -> Answer {
+        let folder = std::path::Path::new(env!("CARGO_BIN_EXE_posthouse")).parent().unwrap();
+        let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap_or_default());
+        answer(Command::new("sh").args(["-c", line]).env("DATABASE_URL", self.url()).env("PATH", path), None)
+    }
+
     /// Enqueues a job; answers with its id.
     pub(crate) fn enqueue(&self, arguments: &[&str]) -> i64 {
         let arguments: Vec<_> = ["enqueue", "--json"].iter().chain(arguments).copied().collect();
