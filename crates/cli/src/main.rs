@@ -40,8 +40,6 @@ mod work;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 use args::{Cli, Command, Global};
 use failure::Result;
 
@@ -51,8 +49,7 @@ async fn main() -> ExitCode {
     if posthouse_bench::part::is_wanted() {
         return posthouse_bench::part::run().await;
     }
-    // Wrong arguments end the process here: exit code 2, or 0 for help and version.
-    let Cli { global, command } = Cli::parse();
+    let Cli { global, command } = Cli::read();
     if let Err(failure) = log::init(&global, matches!(command, Command::Work(_))) {
         return failure.report();
     }

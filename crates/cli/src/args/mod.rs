@@ -17,6 +17,11 @@ mod tenant;
 mod time;
 mod usage;
 
+use std::error::Error as _;
+use std::net::AddrParseError;
+use std::num::{IntErrorKind, ParseFloatError, ParseIntError};
+
+use clap::error::{ContextKind, ContextValue};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use alert::{Alert, AlertList, AlertSet, Switch};
@@ -44,6 +49,46 @@ pub(crate) struct Cli {
     pub(crate) global: Global,
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+impl Cli {
+    /// Reads what was typed. What cannot be read ends the process: exit code 2, or 0 for help and version.
+    pub(crate) fn read() -> Self {
+        Self::try_parse().unwrap_or_else(|error| match in_words(&error) {
+            Some(text) => {
+                // If stderr is closed too, the exit code is all there is left to say.
+                let _ = std::io::Write::write_all(&mut anstream::stderr().lock(), text.as_bytes());
+                std::process::exit(2)
+            }
+            None => error.exit(),
+        })
+    }
+}
+
+/// The error about a number or an address that is none, in words that say what is expected.
+fn in_words(error: &clap::Error) -> Option<String> {
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => text.as_str(),
+        _ => "",
+    };
+    let source = error.source()?;
+    let words = if let Some(no_number) = source.downcast_ref::<ParseIntError>() {
+        match no_number.kind() {
+            IntErrorKind::PosOverflow | IntErrorKind::NegOverflow => "no number may be so large",
+            _ if text(ContextKind::InvalidValue).starts_with('-') => "it must be a whole number from 0 on",
+            _ if text(ContextKind::InvalidArg).contains("ID") => {
+                "the id of a job is a whole number, such as 42; `posthouse job list` shows them"
+            }
+            _ => "it must be a whole number, such as 42",
+        }
+    } else if source.is::<ParseFloatError>() {
+        "it must be a number, such as 1.5"
+    } else if source.is::<AddrParseError>() {
+        "write ADDRESS:PORT, as in 127.0.0.1:4010"
+    } else {
+        return None;
+    };
+    Some(error.render().ansi().to_string().replace(&source.to_string(), words))
 }
 
 const LONG: &str = "A Postgres job queue that LLM agents can depend on.
@@ -241,6 +286,27 @@ mod tests {
             let expected = [ErrorKind::ArgumentConflict, ErrorKind::MissingRequiredArgument];
             assert!(expected.contains(&kind), "{line}: {kind:?}");
         }
+    }
+
+    #[test]
+    fn what_is_no_number_is_told_what_it_should_be() {
+        for (line, words) in [
+            ("posthouse job show one", &["<ID>", "the id of a job is a whole number, such as 42"][..]),
+            ("posthouse dead redrive 1 2.5", &["[ID]", "2.5", "the id of a job"]),
+            ("posthouse job show 99999999999999999999", &["<ID>", "so large"]),
+            ("posthouse job list --limit many", &["--limit <N>", "many", "a whole number, such as 42"]),
+            ("posthouse tenant set t --weight abc", &["--weight <N>", "abc", "a number, such as 1.5"]),
+            ("posthouse sim --listen here", &["--listen <ADDRESS>", "here", "ADDRESS:PORT"]),
+            ("posthouse enqueue k --jsonl f --skip=-1", &["--skip <", "a whole number from 0 on"]),
+        ] {
+            let error = parse(line).unwrap_err();
+            let text = in_words(&error).unwrap_or_else(|| panic!("{line}: {error}"));
+            for word in words {
+                assert!(text.contains(word), "{line}: no {word:?} in {text}");
+            }
+            assert!(!text.contains("invalid digit"), "{text}");
+        }
+        assert!(in_words(&parse("posthouse job list --state dead").unwrap_err()).is_none());
     }
 
     #[test]
