@@ -103,6 +103,20 @@ pub(crate) fn who() -> Option<String> {
     ["USER", "LOGNAME"].iter().find_map(|name| std::env::var(name).ok()).filter(|name| !name.is_empty())
 }
 
+/// Who names ids is told which of them are in none of the states that a command is for, and what that means.
+pub(crate) async fn tell_strangers(store: &Store, selection: &Selection, states: &[&str], means: &str) -> Result<()> {
+    let Some(ids) = &selection.ids else { return Ok(()) };
+    let found = store.states(ids).await?;
+    for id in ids {
+        match found.iter().find(|(found, _)| found == id) {
+            Some((_, state)) if states.contains(&state.as_str()) => {}
+            Some((_, state)) => output::note(format_args!("job {id} is {} and {means}", clean(state))),
+            None => output::note(format_args!("job {id}: there is no such job")),
+        }
+    }
+    Ok(())
+}
+
 /// How many there are, and the first ones.
 pub(crate) async fn find(store: &Store, selection: &Selection) -> Result<(u64, Vec<i64>)> {
     let mut count = 0;

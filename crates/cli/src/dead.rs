@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use posthouse::store::{Action, DeadLetter, Selection, Store};
+use posthouse::store::{Action, DeadLetter, Store};
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 
@@ -72,24 +72,10 @@ async fn list(store: &Store, args: DeadList, global: &Global) -> Result<ExitCode
     Ok(ExitCode::SUCCESS)
 }
 
-/// Who names ids is told which are no dead letters.
-async fn tell_strangers(store: &Store, selection: &Selection) -> Result<()> {
-    let Some(ids) = &selection.ids else { return Ok(()) };
-    let states = store.states(ids).await?;
-    for id in ids {
-        match states.iter().find(|(found, _)| found == id) {
-            Some((_, state)) if state == "failed" => {}
-            Some((_, state)) => output::note(format_args!("job {id} is {state} and no dead letter")),
-            None => output::note(format_args!("job {id}: there is no such job")),
-        }
-    }
-    Ok(())
-}
-
 async fn redrive(store: &Store, args: Redrive, global: &Global) -> Result<ExitCode> {
     let selection = bulk::dead(&args.choice, store.clock().await?);
     bulk::check(&selection, "dead letters", OPTIONS)?;
-    tell_strangers(store, &selection).await?;
+    bulk::tell_strangers(store, &selection, &["failed"], "no dead letter").await?;
     if args.changes.payload.is_some() && selection.ids.as_ref().map(Vec::len) != Some(1) {
         return Err(Failure::usage("--payload is for one dead letter, named by its ID")
             .hint("change a part of many payloads with --set KEY=VALUE"));
@@ -142,7 +128,7 @@ fn wanted(changes: Changes) -> Result<Box<RawValue>> {
 async fn purge(store: &Store, args: &Purge, global: &Global) -> Result<ExitCode> {
     let selection = bulk::dead(&args.choice, store.clock().await?);
     bulk::check(&selection, "dead letters", OPTIONS)?;
-    tell_strangers(store, &selection).await?;
+    bulk::tell_strangers(store, &selection, &["failed"], "no dead letter").await?;
     let deed = Deed { action: Action::Purge, states: &["failed"], done: "purged" };
     bulk::run_if_meant(store, selection, &args.choice.scope, args.yes, "dead letters", deed, global).await
 }

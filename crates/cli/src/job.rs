@@ -104,6 +104,7 @@ async fn many(store: &Store, choice: &JobChoice, verb: Verb, global: &Global) ->
 async fn reprioritise(store: &Store, choice: &JobChoice, priority: i32, global: &Global) -> Result<ExitCode> {
     let selection = bulk::jobs(choice, store.clock().await?);
     bulk::check(&selection, "jobs", OPTIONS)?;
+    bulk::tell_strangers(store, &selection, &["queued"], "waits in no line").await?;
     let deed = Deed { action: Action::Reprioritise { priority }, states: &["queued"], done: "reprioritised" };
     bulk::run(store, selection, &choice.scope, deed, global).await
 }
@@ -111,7 +112,9 @@ async fn reprioritise(store: &Store, choice: &JobChoice, priority: i32, global: 
 async fn purge(store: &Store, args: &JobPurge, global: &Global) -> Result<ExitCode> {
     let selection = bulk::jobs(&args.choice, store.clock().await?);
     bulk::check(&selection, "jobs", OPTIONS)?;
-    let deed = Deed { action: Action::Purge, states: &["done", "failed", "cancelled"], done: "purged" };
+    let states = &["done", "failed", "cancelled"];
+    bulk::tell_strangers(store, &selection, states, "must be cancelled first").await?;
+    let deed = Deed { action: Action::Purge, states, done: "purged" };
     bulk::run_if_meant(store, selection, &args.choice.scope, args.yes, "jobs", deed, global).await
 }
 

@@ -37,6 +37,7 @@ fn typed(option: &str, argument: &str) -> Result<(String, String)> {
     }
     match argument.strip_prefix('@') {
         None => Ok((option.to_owned(), argument.to_owned())),
+        Some("") => Err(Failure::usage(format!("{option} @: the name of a file is missing after the @"))),
         Some(path) => {
             let file = std::fs::File::open(path)
                 .map_err(|error| Failure::new(format!("cannot read {path}, named by {option} @{path}: {error}")))?;

@@ -125,7 +125,7 @@ pub(crate) struct JobList {
 #[derive(Debug, Args)]
 pub(crate) struct Page {
     /// At most so many
-    #[arg(long, default_value_t = 20, value_name = "N")]
+    #[arg(long, default_value_t = 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) limit: u32,
     /// Only with a smaller id than this
     #[arg(long, value_name = "ID")]

@@ -31,7 +31,9 @@ fn help_is_fine_and_a_mistake_is_not() {
     run(&[]).failed(2, &["Usage: posthouse"]);
     run(&["enqeue"]).failed(2, &["'enqeue'", "'enqueue'"]);
     run(&["job", "list", "--state", "dead"]).failed(2, &["--state", "failed"]);
-    run(&["job", "show", "one"]).failed(2, &["<ID>"]);
+    run(&["job", "show", "one"]).failed(2, &["<ID>", "'one'", "a whole number, such as 42"]);
+    run(&["job", "list", "--limit", "0"]).failed(2, &["--limit <N>", "0 is not in 1.."]);
+    run(&["schedule", "next", "@daily", "--count", "0"]).failed(2, &["--count <N>", "0 is not in 1..=1000"]);
     run(&["work", "--exec", "resize"]).failed(2, &["--exec", "KIND=COMMAND"]);
 }
 
@@ -76,6 +78,7 @@ fn a_payload_that_is_no_json_is_named_before_anything_is_connected() {
     let bad = run(&[&["enqueue", "summarize", "{text: hi}"], &url[..]].concat());
     bad.failed(2, &["PAYLOAD", "at line 1 column 2", "posthouse enqueue summarize '{\"text\":"]);
     run(&[&["enqueue", "k", "@/no/such/file"], &url[..]].concat()).failed(1, &["/no/such/file", "PAYLOAD"]);
+    run(&[&["enqueue", "k", "@"], &url[..]].concat()).failed(2, &["PAYLOAD @", "the name of a file is missing"]);
     run(&[&["enqueue", "--jsonl", "/no/such/file"], &url[..]].concat()).failed(1, &["cannot read /no/such/file"]);
     run(&["enqueue"]).failed(2, &["<KIND>"]);
 }

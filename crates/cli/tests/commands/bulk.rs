@@ -69,7 +69,10 @@ async fn what_fits_is_changed_and_the_rest_is_left_alone() {
         queue.run(&["job", "purge", "--state", "cancelled", "--json"]).failed(1, &["would remove 2 jobs", "--yes"]);
     assert_eq!(asked.json(), json!({ "purged": 0, "would_purge": 2 }));
     assert_eq!(queue.run(&["job", "purge", "--state", "cancelled", "--yes"]).fine().stdout, "2 purged\n");
-    assert_eq!(queue.run(&["job", "purge", "3", "4"]).failed(1, &[]).stdout, "1 purged\n");
+    assert_eq!(
+        queue.run(&["job", "purge", "3", "4"]).failed(1, &["job 3 is queued and must be cancelled first"]).stdout,
+        "1 purged\n"
+    );
     assert_eq!(states(&queue).await, ["queued"]);
     // Ids and conditions together: of these, those that fit.
     let none = queue.run(&["job", "cancel", "3", "--tenant", "bolt"]).failed(1, &[]);
