@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use tokio_postgres::Row;
 use tokio_postgres::types::{Json, Type};
 
-use super::connection::{Store, p};
+use super::connection::{LONGEST_MS, Parameter, Store, p};
 use super::enqueue::Wire;
 use crate::cron::Rule;
 use crate::error::{Error, Result};
@@ -134,6 +134,23 @@ impl Schedule {
         Ok(serde_json::value::to_raw_value(&Wire::new(&self.job))?)
     }
 
+    /// What sets it. Errors if its rule cannot be read.
+    fn parameters(&self) -> Result<Vec<Parameter>> {
+        self.rule()?;
+        let ms = |span: Duration| p((span.as_secs_f64() * 1e3).min(LONGEST_MS), Type::FLOAT8);
+        Ok(vec![
+            p(self.name.clone(), Type::TEXT),
+            p(self.cron.clone(), Type::TEXT),
+            p(Json(self.job_json()?), Type::JSONB),
+            p(self.timezone.clone(), Type::TEXT),
+            p(self.catch_up.as_str(), Type::TEXT),
+            p(i32::try_from(self.catch_up_max).unwrap_or(i32::MAX), Type::INT4),
+            ms(self.catch_up_over),
+            ms(self.jitter),
+            p(self.source.clone(), Type::TEXT),
+        ])
+    }
+
     /// Whether the database has it just so.
     pub fn is_same(&self, there: &ScheduleRecord) -> Result<bool> {
         let ms = |span: Duration| span.as_secs_f64() * 1e3;
@@ -159,6 +176,18 @@ pub enum ScheduleChange {
     /// It was set just so.
     Same,
 }
+
+impl ScheduleChange {
+    fn of(word: &str) -> Self {
+        match word {
+            "new" => Self::New,
+            "same" => Self::Same,
+            _ => Self::Changed,
+        }
+    }
+}
+
+const SET: &str = "select posthouse.set_schedule($1, $2, $3, $4, $5, $6, $7 * interval '1 millisecond', $8 * interval '1 millisecond', $9)";
 
 /// A schedule as the view `posthouse.schedules` shows it. Times are as Postgres writes them in JSON.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -282,7 +311,7 @@ fn json<T: for<'a> Deserialize<'a>>(row: &Row) -> Result<T> {
 }
 
 /// A moment that tests set in place of the database's clock.
-fn at(at: Option<SystemTime>) -> super::connection::Parameter {
+fn at(at: Option<SystemTime>) -> Parameter {
     let since = at.map(|at| at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64());
     p(since, Type::FLOAT8)
 }
@@ -291,26 +320,12 @@ impl Store {
     /// Set a schedule: make it, or change it. What is set already may be set again at any time; nothing changes then, the next tick
     /// either. A tick that is due when a rule changes is still fired.
     pub async fn set_schedule(&self, schedule: &Schedule) -> Result<ScheduleChange> {
-        schedule.rule()?;
-        let sql = "select posthouse.set_schedule($1, $2, $3, $4, $5, $6, $7 * interval '1 millisecond', $8 * interval '1 millisecond', $9)";
-        let text = |text: &str| p(text.to_owned(), Type::TEXT);
-        let ms = |span: Duration| p(span.as_secs_f64() * 1e3, Type::FLOAT8);
-        let parameters = vec![
-            text(&schedule.name),
-            text(&schedule.cron),
-            p(Json(schedule.job_json()?), Type::JSONB),
-            text(&schedule.timezone),
-            text(schedule.catch_up.as_str()),
-            p(i32::try_from(schedule.catch_up_max).unwrap_or(i32::MAX), Type::INT4),
-            ms(schedule.catch_up_over),
-            ms(schedule.jitter),
-            p(schedule.source.clone(), Type::TEXT),
-        ];
-        match self.call_one(sql, parameters).await?.try_get(0)? {
-            "new" => Ok(ScheduleChange::New),
-            "same" => Ok(ScheduleChange::Same),
-            _ => Ok(ScheduleChange::Changed),
-        }
+        Ok(ScheduleChange::of(self.call_one(SET, schedule.parameters()?).await?.try_get(0)?))
+    }
+
+    /// What setting it would come to; nothing is set.
+    pub async fn rehearse_schedule(&self, schedule: &Schedule) -> Result<ScheduleChange> {
+        Ok(ScheduleChange::of(self.call_one_undone(SET, schedule.parameters()?).await?.try_get(0)?))
     }
 
     /// Every schedule, by name, without the payloads of its jobs.

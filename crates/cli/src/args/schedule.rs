@@ -195,6 +195,7 @@ impl From<CatchUp> for store::CatchUp {
 #[derive(Debug, Args)]
 #[command(after_long_help = "EXAMPLES:
   posthouse schedule apply
+  posthouse schedule apply --dry-run
   posthouse schedule apply --config posthouse.toml --json
 
 IN THE FILE:
@@ -211,6 +212,9 @@ pub(crate) struct ScheduleApply {
     /// The file. Default: ./posthouse.toml
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
+    /// Set nothing: say which would be new, changed or as they are, and which do not stand in the file
+    #[arg(long)]
+    pub(crate) dry_run: bool,
 }
 
 /// A policy by its name.

@@ -31,9 +31,11 @@ pub(super) async fn run(args: &ScheduleApply, global: &Global) -> Result<ExitCod
     let store = connect::store(global).await?;
     let mut answers = Vec::new();
     for schedule in &declared {
-        let change = store
-            .set_schedule(schedule)
-            .await
+        let change = match args.dry_run {
+            true => store.rehearse_schedule(schedule).await,
+            false => store.set_schedule(schedule).await,
+        };
+        let change = change
             .map_err(|error| Failure::new(format!("{}: schedules.{}: {error}", file.display(), schedule.name())))?;
         if global.json {
             answers.push(json!({ "name": schedule.name(), "change": change }));
@@ -41,8 +43,22 @@ pub(super) async fn run(args: &ScheduleApply, global: &Global) -> Result<ExitCod
             output::line(format_args!("schedule {} {DIM}({}){DIM:#}", clean(schedule.name()), word(change)))?;
         }
     }
+    if args.dry_run {
+        for record in store.schedules().await? {
+            if config.schedules.contains_key(&record.name) {
+                continue;
+            }
+            if global.json {
+                answers.push(json!({ "name": record.name, "change": "not_in_file" }));
+            } else {
+                output::line(format_args!("schedule {} {DIM}(not in the file, stays){DIM:#}", clean(&record.name)))?;
+            }
+        }
+    }
     if global.json {
         output::json(&answers)?;
+    } else if args.dry_run {
+        output::line("nothing was changed")?;
     }
     let declared = Declared::look(&store, &config.schedules, file).await?;
     declared.gone.iter().for_each(|name| output::note(gone(name, file)));

@@ -65,6 +65,7 @@ async fn what_is_set_arrives_whole_and_may_be_set_again() {
         (&["s", "@daily", "k", "{"], "not valid JSON"),
         (&["s", "@daily", "k", "--timezone", "Europe/Rom"], "no time zone 'Europe/Rom'"),
         (&["s", "@daily", "k", "--jitter", "8d"], "jitter: must be between"),
+        (&["s", "@daily", "k", "--jitter", "99999999999y"], "jitter: must be between"),
         (&["s", "@daily", "k", "--catch-up-max", "0"], "catch_up_max: 0"),
         (&["", "@daily", "k"], "name: must not be empty"),
         (&["s", "@daily", ""], "kind: must not be empty"),
@@ -146,6 +147,17 @@ async fn a_file_declares_schedules_and_removes_none() {
         "{said:?}"
     );
     assert_eq!(queue.texts("select cron from posthouse.schedule order by name").await, ["@daily", "@hourly"]);
+    queue.run(&["schedule", "set", "by-hand", "@yearly", "k"]).fine();
+    let dry = [&apply[..], &["--dry-run"]].concat();
+    let said = queue.run(&dry).fine();
+    let others = "schedule b (not in the file, stays)\nschedule by-hand (not in the file, stays)\n";
+    assert_eq!(said.stdout, format!("schedule a (changed)\n{others}nothing was changed\n"));
+    assert!(said.stderr.contains("`posthouse schedule remove b` ends it"), "{said:?}");
+    let said = queue.run(&[&dry[..], &["--json"]].concat()).fine().json();
+    assert_eq!(said[0], json!({"name": "a", "change": "changed"}));
+    assert_eq!(said[2], json!({"name": "by-hand", "change": "not_in_file"}));
+    queue.run(&["schedule", "remove", "by-hand"]).fine();
+    assert_eq!(queue.texts("select cron from posthouse.schedule order by name").await, ["@daily", "@hourly"]);
     let said = queue.run(&apply).fine();
     assert_eq!(said.stdout, "schedule a (changed)\n");
     assert!(said.stderr.contains("schedule b does not stand in"), "{said:?}");
@@ -157,6 +169,7 @@ async fn a_file_declares_schedules_and_removes_none() {
     assert!(declared["source"].as_str().unwrap().ends_with("schedules.toml"), "{declared}");
     std::fs::write(&config, "[schedules.a]\ncron = '@weekly'\nkind = ''\n").unwrap();
     queue.run(&apply).failed(1, &["schedules.a: job: kind: must not be empty"]);
+    queue.run(&dry).failed(1, &["schedules.a: job: kind: must not be empty"]);
     std::fs::write(&config, "[schedules.a]\ncron = '60 * * * *'\nkind = 'k'\n").unwrap();
     queue.run(&apply).failed(1, &["schedules.a.cron: minute: '60'"]);
 }
