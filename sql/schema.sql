@@ -1378,7 +1378,8 @@ begin
       raise exception using errcode = 'PH010',
         message = format('%s %s is full: %s jobs wait, %s may', l.scope, quote_literal(l.name), waiting, l.max_depth),
         detail = format('Room for %s more.', greatest(l.max_depth - waiting, 0)),
-        hint = format('Enqueue again when some have run; or raise the limit with posthouse.set_depth(%s => %s, max_depth => …).', l.scope, quote_literal(l.name)),
+        hint = format('Enqueue again when some have run; or raise the limit with `posthouse %s set %s --max-depth N`, in SQL posthouse.set_depth(%s => %s, max_depth => …).',
+          l.scope, quote_literal(l.name), l.scope, quote_literal(l.name)),
         table = l.scope, constraint = l.name;
     end if;
   end loop;

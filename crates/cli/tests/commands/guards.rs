@@ -58,12 +58,19 @@ async fn a_line_that_is_full_says_so() {
     let set = queue.run(&["queue", "set", "imports", "--max-depth", "1"]).fine().stdout;
     assert_eq!(set, "queue imports takes in no new jobs while 1 wait\n");
     queue.run(&["enqueue", "k", "--queue", "imports"]).fine();
-    queue
-        .run(&["enqueue", "k", "--queue", "imports"])
-        .failed(1, &["queue 'imports' is full: 1 jobs wait, 1 may", "Room for 0 more"]);
+    queue.run(&["enqueue", "k", "--queue", "imports"]).failed(
+        1,
+        &[
+            "queue 'imports' is full: 1 jobs wait, 1 may",
+            "Room for 0 more",
+            "posthouse queue set 'imports' --max-depth N",
+        ],
+    );
     queue.run(&["tenant", "set", "acme", "--max-depth", "1", "--weight", "2"]).fine();
     queue.run(&["enqueue", "k", "--tenant", "acme"]).fine();
-    queue.run(&["enqueue", "k", "--tenant", "acme"]).failed(1, &["tenant 'acme' is full"]);
+    queue
+        .run(&["enqueue", "k", "--tenant", "acme"])
+        .failed(1, &["tenant 'acme' is full", "posthouse tenant set 'acme' --max-depth N"]);
     let listed = queue.run(&["queue", "list", "--json"]).fine().json();
     let imports = listed.as_array().unwrap().iter().find(|row| row["queue"] == "imports").unwrap().clone();
     assert_eq!(imports["max_depth"], 1);
