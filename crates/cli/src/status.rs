@@ -25,6 +25,8 @@ const ALERTS: u32 = 20;
 /// What there is to see.
 #[derive(Serialize)]
 struct Overview {
+    /// Why it is taken for a copy of another database that nobody has adopted.
+    copy: Option<String>,
     queues: Vec<QueueHealth>,
     /// Those that are closed or full, the worst first.
     gates: Vec<GateRecord>,
@@ -73,6 +75,7 @@ async fn look(store: &Store) -> Result<Overview> {
     workers.retain(|worker| worker.state != "over");
     let (gates, gates_total) = store.closed_or_full_gates(GATES).await?;
     Ok(Overview {
+        copy: copy(store).await?,
         queues: store.queue_health().await?,
         gates,
         gates_total,
@@ -83,14 +86,33 @@ async fn look(store: &Store) -> Result<Overview> {
     })
 }
 
+/// Why no worker may start here. A login that may not ask is not told.
+async fn copy(store: &Store) -> Result<Option<String>> {
+    match store.origin().await {
+        Ok(origin) => Ok(origin.reason.filter(|_| origin.is_copy)),
+        Err(error) if error.sqlstate() == Some("42501") => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
 impl Overview {
     fn print(&self) -> Result<()> {
+        self.print_copy()?;
         self.print_queues()?;
         self.print_gates()?;
         alert::print_open(&self.alerts, self.now)?;
         self.print_workers()?;
         self.print_unserved()?;
         self.print_failures()
+    }
+
+    fn print_copy(&self) -> Result<()> {
+        let Some(reason) = &self.copy else { return Ok(()) };
+        output::line(format_args!(
+            "{BAD}this database is a copy{BAD:#} of another ({}), and nobody has adopted it: no worker starts here, no schedule fires",
+            clean(reason)
+        ))?;
+        output::line("`posthouse db adopt` shows what is queued, asks, and lets them; `--dry-run` only shows it\n")
     }
 
     fn print_queues(&self) -> Result<()> {

@@ -209,7 +209,7 @@ pub(crate) enum Command {
 /// Show queues, workers and failures at a glance
 ///
 /// For each queue and tenant: jobs that are due, later, running, waiting, done (ever) and failed (dead letters there are now),
-/// and for how long the oldest due job has been due. Then gates that are closed or full (a limit a minute: used to nine tenths), open
+/// and for how long the oldest due job has been due; before that, whether the database is a copy that nobody has adopted. Then gates that are closed or full (a limit a minute: used to nine tenths), open
 /// alerts, the live workers, the kinds that nobody serves, and the newest failures.
 #[derive(Debug, Args)]
 #[command(after_long_help = "EXAMPLES:

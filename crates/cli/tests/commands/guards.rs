@@ -107,6 +107,13 @@ async fn a_copy_is_adopted_after_a_look_at_it() {
             && refused.stderr.contains("posthouse db adopt"),
         "{refused:?}"
     );
+    let status = queue.run(&["status"]).fine().stdout;
+    assert!(
+        status.starts_with("this database is a copy of another (it was restored from a dump)")
+            && status.contains("`posthouse db adopt` shows"),
+        "{status}"
+    );
+    assert_eq!(queue.run(&["status", "--json"]).fine().json()["copy"], "it was restored from a dump");
     let findings = queue.run(&["db", "doctor", "--json"]).json()["findings"].as_array().unwrap().clone();
     assert!(findings.iter().any(|found| found["check"] == "copy" && found["severity"] == "bad"), "{findings:?}");
     queue.run(&["db", "adopt"]).failed(2, &["--yes", "--dry-run"]);
@@ -120,6 +127,8 @@ async fn a_copy_is_adopted_after_a_look_at_it() {
     assert_eq!((&seen["is_copy"], &seen["adopted"]), (&Value::Bool(true), &Value::Bool(false)));
     let adopted = queue.run(&["db", "adopt", "--yes"]).fine().stdout;
     assert!(adopted.contains("adopted"), "{adopted}");
+    assert_eq!(queue.run(&["status", "--json"]).fine().json()["copy"], Value::Null);
+    assert!(queue.run(&["db", "adopt", "--yes"]).fine().stdout.contains("there is nothing to adopt"));
     queue.run(&["work", "--exec", "k=true", "--until-empty"]).fine();
     // Said by a person of a copy of files.
     queue.run(&["db", "adopt", "--undo"]).fine();
