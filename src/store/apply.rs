@@ -4,52 +4,25 @@
 //! views are renewed in the last, which books all of them: until then it counts as the older schema, whose binaries go on with their
 //! functions. So a migration only adds; and `meta` remembers how far the tables are, should this process die in between.
 //!
-//! A strong lock is waited for 50 ms at most, since whoever comes later waits behind it. If that is too short, everything of this
-//! step is undone, and it is tried again later. Meanwhile another connection looks who holds the lock.
+//! A strong lock is waited for 50 ms at most: see `locks`.
 
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use serde::Serialize;
 use tokio_postgres::types::Type;
-use tokio_postgres::{Client, IsolationLevel, Row, Transaction};
+use tokio_postgres::{Client, IsolationLevel, Transaction};
 
 use super::connection::connect;
 use super::database::Database;
+use super::locks::{Blocker, LOCK_WAIT, Tries, look, make_room, process_id};
 use super::migrate::{LOCK, Migration, OURS, Schema, status};
 use crate::error::{Error, Result};
-use crate::pause::Pause;
 
-/// Longest wait for a lock, and so the longest time for which others wait because of a try: most transactions are shorter.
-const LOCK_WAIT: &str = "set local lock_timeout = '50ms'";
-/// Between two tries: at first, at most.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
-/// How often somebody looks who holds the lock.
-const LOOK_EVERY: Duration = Duration::from_millis(10);
-/// Between two messages about the same wait.
-const TELL_EVERY: Duration = Duration::from_secs(5);
 /// For how long [`migrate`] tries.
 const PATIENCE: Duration = Duration::from_secs(600);
-
-/// Who holds a lock that a migration needs.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Blocker {
-    /// Its process id in Postgres; 0: a prepared transaction.
-    pub pid: i32,
-    /// Its role. `None`: not known.
-    pub user: Option<String>,
-    /// The name that the program gave itself.
-    pub application: Option<String>,
-    /// What it does: `active`, `idle in transaction`, … `None`: this role may not see it.
-    pub state: Option<String>,
-    /// For how many seconds its transaction has been open.
-    pub open_seconds: Option<i64>,
-    /// The beginning of its newest statement.
-    pub query: Option<String>,
-    /// The table that it vacuums by itself: such a process is asked to make room.
-    #[serde(skip)]
-    vacuums: Option<String>,
-}
+/// What to do when patience is over.
+const BEGIN_AGAIN: &str = "Nothing of this step was done, and what was done before fits older binaries: \
+    end that transaction, or wait for its end, and migrate again";
 
 /// What a migration does, told while it does it.
 #[derive(Debug)]
@@ -121,30 +94,23 @@ impl<F: FnMut(&Progress)> Run<'_, F> {
 
     /// One step, tried until it gets its locks or patience is over.
     async fn step(&mut self, client: &mut Client, watcher: Option<&Client>) -> Result<Step> {
-        let (began, mut told) = (Instant::now(), None::<Instant>);
-        let mut pause = Pause::new(PAUSES.0, PAUSES.1);
-        let mut vacuumed = Vec::new();
+        let mut tries = Tries::new(self.patience, BEGIN_AGAIN);
         loop {
             let at = At::default();
             let mut blockers = Vec::new();
             let tried = tokio::select! {
-                tried = attempt(client, &self.schema, &vacuumed, &at) => tried,
-                () = look(watcher, &at, &mut blockers) => Err(Error::schema("nobody looks any more")),
+                tried = attempt(client, &self.schema, tries.vacuumed(), &at) => tried,
+                () = look(watcher, &at.pid, &mut blockers) => Err(Error::schema("nobody looks any more")),
             };
             let error = match tried {
-                Err(error) if is_in_the_way(&error) => error,
+                Err(error) => error,
                 tried => return tried,
             };
-            let (step, waited) = (at.step(&self.schema), began.elapsed());
-            if waited > self.patience {
-                return Err(gave_up(&step, waited, &blockers, &error));
+            let step = at.step(&self.schema);
+            if let Some(waited) = tries.failed(&step, error, &blockers)? {
+                (self.tell)(&Progress::Waiting { step, waited, blockers });
             }
-            if told.is_none_or(|told| told.elapsed() >= TELL_EVERY) {
-                told = Some(Instant::now());
-                (self.tell)(&Progress::Waiting { step, waited, blockers: blockers.clone() });
-            }
-            vacuumed = blockers.into_iter().filter_map(|b| b.vacuums).collect();
-            tokio::time::sleep(pause.next()).await;
+            tries.pause().await;
         }
     }
 }
@@ -170,45 +136,6 @@ impl At {
     }
 }
 
-/// Others are at fault: a lock timeout, a deadlock, a row of the catalogue that somebody else changed at the same moment.
-fn is_in_the_way(error: &Error) -> bool {
-    match error.sqlstate() {
-        Some("XX000") => error.to_string().starts_with("tuple concurrently"),
-        Some(code) => code == "55P03" || error.is_rolled_back(),
-        None => false,
-    }
-}
-
-fn gave_up(step: &str, waited: Duration, blockers: &[Blocker], error: &Error) -> Error {
-    let who: Vec<_> = blockers.iter().map(ToString::to_string).collect();
-    let who = if who.is_empty() { error.to_string() } else { format!("held by {}", who.join("; ")) };
-    Error::schema(format!(
-        "{step}: no lock within {} s ({who}). Nothing of this step was done, and what was done before fits older binaries: \
-         end that transaction, or wait for its end, and migrate again",
-        waited.as_secs()
-    ))
-}
-
-impl std::fmt::Display for Blocker {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if self.pid == 0 {
-            return write!(f, "a prepared transaction (see pg_prepared_xacts)");
-        }
-        write!(f, "pid {}", self.pid)?;
-        for known in [&self.user, &self.application, &self.state].into_iter().flatten().filter(|text| !text.is_empty())
-        {
-            write!(f, ", {known}")?;
-        }
-        if let Some(seconds) = self.open_seconds {
-            write!(f, ", for {seconds} s")?;
-        }
-        match &self.query {
-            Some(query) => write!(f, ": {query}"),
-            None => Ok(()),
-        }
-    }
-}
-
 const BOOKS: &str = "create schema if not exists posthouse;
 create table if not exists posthouse.migration (
   version int primary key, name text not null, breaking boolean not null, applied_at timestamptz not null default clock_timestamp());
@@ -217,8 +144,7 @@ create table if not exists posthouse.meta (name text primary key, value text not
 /// One try of one step. Whatever fails undoes all of it.
 async fn attempt(client: &mut Client, schema: &Schema, vacuumed: &[String], at: &At) -> Result<Step> {
     let transaction = client.build_transaction().isolation_level(IsolationLevel::ReadCommitted).start().await?;
-    let pid = transaction.query_typed("select pg_catalog.pg_backend_pid()", &[]).await?;
-    at.pid.store(pid.first().map_or(Ok(0), |row| row.try_get(0))?, Ordering::Relaxed);
+    at.pid.store(process_id(&transaction).await?, Ordering::Relaxed);
     transaction.batch_execute(LOCK).await?;
     make_room(&transaction, vacuumed).await?;
     transaction.batch_execute(LOCK_WAIT).await?;
@@ -289,52 +215,6 @@ async fn remember(transaction: &Transaction<'_>, name: &str, value: &str) -> Res
 async fn tables_at(transaction: &Transaction<'_>) -> Result<i32> {
     let rows = transaction.query_typed("select value::int from posthouse.meta where name = 'tables'", &[]).await?;
     Ok(rows.first().map_or(Ok(0), |row| row.try_get(0))?)
-}
-
-/// Autovacuum gives way to whoever has waited for a lock for `deadlock_timeout` (a second, as it comes), which is longer than a
-/// strong lock may be waited for. This one stands in the way of nothing else, so it may take its time; and while it is held, no
-/// autovacuum begins.
-async fn make_room(transaction: &Transaction<'_>, vacuumed: &[String]) -> Result<()> {
-    if !vacuumed.is_empty() {
-        transaction.batch_execute("set local lock_timeout = '5s'").await?;
-    }
-    for table in vacuumed {
-        transaction.batch_execute(&format!("lock table {table} in share update exclusive mode")).await?;
-    }
-    Ok(())
-}
-
-const BLOCKERS: &str = "select b.pid, a.usename::text, a.application_name, a.state, \
-       extract(epoch from clock_timestamp() - a.xact_start)::bigint, left(a.query, 200), \
-       (select format('posthouse.%I', c.relname) from pg_locks l join pg_class c on c.oid = l.relation \
-        where l.pid = a.pid and a.backend_type = 'autovacuum worker' and c.relkind = 'r' \
-          and c.relnamespace = to_regnamespace('posthouse') limit 1) \
-     from unnest(pg_blocking_pids($1)) b(pid) left join pg_stat_activity a on a.pid = b.pid";
-
-/// Looks who blocks the try, for as long as it lasts.
-async fn look(watcher: Option<&Client>, at: &At, blockers: &mut Vec<Blocker>) {
-    loop {
-        tokio::time::sleep(LOOK_EVERY).await;
-        let Some(watcher) = watcher else { continue };
-        let pid = at.pid.load(Ordering::Relaxed);
-        let Ok(rows) = watcher.query_typed(BLOCKERS, &[(&pid, Type::INT4)]).await else { continue };
-        let found: Vec<Blocker> = rows.iter().filter_map(|row| blocker(row).ok()).collect();
-        if !found.is_empty() {
-            *blockers = found;
-        }
-    }
-}
-
-fn blocker(row: &Row) -> Result<Blocker> {
-    Ok(Blocker {
-        pid: row.try_get(0)?,
-        user: row.try_get(1)?,
-        application: row.try_get(2)?,
-        state: row.try_get(3)?,
-        open_seconds: row.try_get(4)?,
-        query: row.try_get(5)?,
-        vacuums: row.try_get(6)?,
-    })
 }
 
 #[cfg(all(test, feature = "testing"))]

@@ -1,10 +1,15 @@
 //! Isolation: roles with least rights, and tenants who log in to Postgres themselves. The SQL does it; this runs it in one
-//! transaction, as a migration runs.
+//! transaction, as a migration runs, and tries again where somebody holds a lock.
+
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::Duration;
 
 use serde::Serialize;
+use tokio_postgres::{Client, IsolationLevel};
 
 use super::connection::connect;
 use super::database::Database;
+use super::locks::{Blocker, LOCK_WAIT, Tries, look, make_room, process_id};
 use super::migrate::{LOCK, schema_status};
 use crate::error::{Error, Result};
 
@@ -31,17 +36,65 @@ const LOOK: &str = "select r.rolname::text, r.rolsuper, pg_has_role(r.oid, 'pg_r
         and pg_has_role(l.oid, g.oid, 'member')) order by 1) \
     from pg_class c join pg_roles r on r.oid = c.relowner where c.oid = 'posthouse.lane'::regclass";
 
-/// Turn isolation on (`undo`: off). With `dry_run` nothing is changed. Needs the rights of the schema's owner, and to make
-/// the roles where they are not there yet.
+/// For how long [`isolate`] tries.
+const PATIENCE: Duration = Duration::from_secs(600);
+/// What to do when patience is over.
+const BEGIN_AGAIN: &str = "Nothing was changed: end that transaction, or wait for its end, and try again";
+
+/// Turn isolation on (`undo`: off). With `dry_run` nothing is changed. Needs the rights of the schema's owner, and to make the roles where
+/// they are not there yet. Locks on tables in use are waited for 50 ms at most, then everybody else goes on and it is tried again, for
+/// ten minutes.
 pub async fn isolate(database: &Database, undo: bool, dry_run: bool) -> Result<Isolation> {
+    isolate_telling(database, undo, dry_run, PATIENCE, |_, _| ()).await
+}
+
+/// The same with a patience of your own, and with somebody who hears for how long it has been tried and who is in the way.
+pub async fn isolate_telling(
+    database: &Database,
+    undo: bool,
+    dry_run: bool,
+    patience: Duration,
+    mut tell: impl FnMut(Duration, &[Blocker]),
+) -> Result<Isolation> {
     let schema = schema_status(database).await?;
     schema.check()?;
     if !schema.functions_current {
         return Err(Error::schema("functions and views are of another posthouse; run `posthouse db migrate` first"));
     }
     let (mut client, _task) = connect(&database.main, "isolate").await?;
-    let transaction = client.transaction().await?;
+    // A connection more is a convenience.
+    let watcher = connect(&database.main, "isolate-watch").await.ok();
+    let mut tries = Tries::new(patience, BEGIN_AGAIN);
+    loop {
+        let (pid, mut blockers) = (AtomicI32::new(0), Vec::new());
+        let tried = tokio::select! {
+            tried = attempt(&mut client, undo, dry_run, tries.vacuumed(), &pid) => tried,
+            () = look(watcher.as_ref().map(|(client, _)| client), &pid, &mut blockers) => Err(Error::schema("nobody looks any more")),
+        };
+        let error = match tried {
+            Err(error) => error,
+            tried => return tried,
+        };
+        if let Some(waited) = tries.failed("isolation", error, &blockers)? {
+            tell(waited, &blockers);
+        }
+        tries.pause().await;
+    }
+}
+
+/// One try. Whatever fails undoes all of it.
+async fn attempt(
+    client: &mut Client,
+    undo: bool,
+    dry_run: bool,
+    vacuumed: &[String],
+    pid: &AtomicI32,
+) -> Result<Isolation> {
+    let transaction = client.build_transaction().isolation_level(IsolationLevel::ReadCommitted).start().await?;
+    pid.store(process_id(&transaction).await?, Ordering::Relaxed);
     transaction.batch_execute(LOCK).await?;
+    make_room(&transaction, vacuumed).await?;
+    transaction.batch_execute(LOCK_WAIT).await?;
     let was_on = transaction.query_typed("select posthouse.is_isolated()", &[]).await?;
     let run = if undo { "select posthouse.end_isolation($1)" } else { "select posthouse.isolate($1)" };
     let run = transaction.query_typed(run, &[(&dry_run, tokio_postgres::types::Type::BOOL)]).await?;

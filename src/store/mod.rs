@@ -20,6 +20,7 @@ mod inspect;
 mod isolation;
 mod lease;
 mod listen;
+mod locks;
 mod migrate;
 mod operate;
 mod retention;
@@ -35,7 +36,7 @@ pub use adopt::Origin;
 pub use alert::{
     AlertChange, AlertData, AlertMessage, AlertRecord, AlertRule, WEBHOOK_KIND, WEBHOOK_QUEUE, WebhookState,
 };
-pub use apply::{Blocker, Progress, migrate, migrate_telling};
+pub use apply::{Progress, migrate, migrate_telling};
 pub use claim::{ClaimedJob, NextDue, Registration};
 pub use connection::Store;
 pub use database::Database;
@@ -45,9 +46,10 @@ pub use doctor::{Diagnosis, Examination, Finding, Severity, examine};
 pub use gate::{Closure, EndpointVerdict, GateLimits, GateRecord, TenantRecord};
 pub use gauge::FleetMetrics;
 pub use inspect::{JobFilter, JobRecord, QueueHealth, WorkerRecord};
-pub use isolation::{Isolation, isolate};
+pub use isolation::{Isolation, isolate, isolate_telling};
 pub use lease::{Beat, Pulse};
 pub use listen::{Listener, Notice};
+pub use locks::Blocker;
 pub use migrate::{Migration, SchemaStatus, schema_sql, schema_status};
 pub use operate::{Action, Batch, Reason, Refused, Selection};
 pub use retention::{Ended, QueueSettings, Retention, Retired};

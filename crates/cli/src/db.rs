@@ -6,10 +6,10 @@ mod migrate;
 
 use std::process::ExitCode;
 
-use posthouse::store::{Isolation, isolate, schema_status};
+use posthouse::store::{Blocker, Isolation, isolate_telling, schema_status};
 use serde_json::json;
 
-use crate::args::{Db, Global};
+use crate::args::{Db, DbIsolate, Global};
 use crate::failure::{Failure, Result};
 use crate::output;
 use crate::style::{BAD, GOOD, clean};
@@ -22,7 +22,7 @@ pub(crate) async fn run(command: Db, global: &Global) -> Result<ExitCode> {
         Db::Status => status(global).await,
         Db::Doctor(args) => doctor::run(args, global).await,
         Db::Adopt(args) => adopt::run(&args, global).await,
-        Db::Isolate { dry_run, undo } => apart(dry_run, undo, global).await,
+        Db::Isolate(args) => apart(&args, global).await,
         Db::Url { show_password } => url(show_password, global),
     }
 }
@@ -49,8 +49,11 @@ async fn status(global: &Global) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn apart(dry_run: bool, undo: bool, global: &Global) -> Result<ExitCode> {
-    let done = isolate(&connect::database(global)?, undo, dry_run).await.map_err(|error| match error.sqlstate() {
+async fn apart(args: &DbIsolate, global: &Global) -> Result<ExitCode> {
+    let DbIsolate { dry_run, undo, wait } = *args;
+    let tell = |waited, blockers: &[Blocker]| migrate::tell_waiting("isolation", waited, blockers);
+    let done = isolate_telling(&connect::database(global)?, undo, dry_run, wait, tell).await;
+    let done = done.map_err(|error| match error.sqlstate() {
         Some("42501") => Failure::from(error).hint(format!(
             "it takes the owner of the schema, who may make roles (or who made them), or a superuser; this does the same:\n\
              posthouse db isolate{} --dry-run | psql -1 -v ON_ERROR_STOP=1 SUPERUSER_URL",

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::poll_fn;
-use posthouse::store::{Database, GateLimits, Isolation, JobFilter, Selection, isolate, migrate};
+use posthouse::store::{Database, GateLimits, Isolation, JobFilter, Selection, isolate, isolate_telling, migrate};
 use posthouse::testing::TestDatabase;
 use posthouse::{JobError, NewJob, Outcome, Posthouse};
 use serde_json::{Value, json};
@@ -778,6 +778,40 @@ const RIGHTS: &str = "
     union all
     select tablename || ' ' || policyname || ' ' || roles::text || ' ' || cmd || ' ' || qual from pg_policies where schemaname = 'posthouse'
     order by 1";
+
+#[tokio::test]
+async fn a_long_reader_holds_up_isolation_and_nobody_else() {
+    let world = World::open(false).await;
+    let reader = session(world.database.url()).await;
+    reader.run("set application_name = 'report'; begin; select count(*) from posthouse.queue").await;
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let (database, heard) = (Database::new(world.database.url()).unwrap(), told.clone());
+    let isolating = tokio::spawn(async move {
+        isolate_telling(&database, false, false, SOON, |_, blockers| {
+            heard.lock().unwrap().extend(blockers.iter().map(ToString::to_string));
+        })
+        .await
+    });
+    wait_until(SOON, "it is told who is in the way", async || {
+        told.lock().unwrap().iter().any(|who| who.contains("report, idle in transaction"))
+    })
+    .await;
+    // Others wait no longer than one try takes.
+    world.admin.run("set lock_timeout = '2s'").await;
+    for _ in 0..20 {
+        world.admin.run("select count(*) from posthouse.queue; select count(*) from posthouse.lane").await;
+    }
+    assert!(!isolating.is_finished());
+    reader.run("commit").await;
+    assert!(!isolating.await.unwrap().unwrap().was_on);
+    // Patience may be over.
+    reader.run("begin; select count(*) from posthouse.queue").await;
+    let soon = Duration::from_millis(1);
+    let error =
+        isolate_telling(&Database::new(world.database.url()).unwrap(), true, false, soon, |_, _| ()).await.unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("isolation: no lock within 0 s") && text.contains("Nothing was changed"), "{text}");
+}
 
 #[tokio::test]
 async fn rights_survive_migrations_and_go_away_with_it() {

@@ -67,6 +67,9 @@ pub(crate) enum Db {
     /// Makes the roles posthouse_enqueue, posthouse_worker, posthouse_read and posthouse_operate, gives them what they need and nobody
     /// else anything, and turns on row level security: a login that is bound to a tenant enqueues for that tenant only and sees
     /// its jobs only. Needs the rights of the schema's owner, and to make roles. Safe to run over and over; `db migrate` keeps it up.
+    ///
+    /// A lock on a table in use is waited for 50 milliseconds at most, then everybody else goes on and it is tried again later;
+    /// stderr says who holds it.
     #[command(after_long_help = "EXAMPLES:
   posthouse db isolate --dry-run
   posthouse db isolate
@@ -77,14 +80,7 @@ THEN, in psql:
   create role acme login password '...';
   grant posthouse_enqueue, posthouse_read to acme;
   select posthouse.bind_login('acme', 'acme');")]
-    Isolate {
-        /// Print the statements and run none
-        #[arg(long)]
-        dry_run: bool,
-        /// The way back: rights, row level security and views as before; the roles stay, without rights
-        #[arg(long)]
-        undo: bool,
-    },
+    Isolate(DbIsolate),
 
     /// Print the URL of the database
     ///
@@ -111,6 +107,19 @@ pub(crate) struct DbAdopt {
     /// Say that this database is a copy: no worker that starts runs jobs until it is adopted
     #[arg(long, conflicts_with_all = ["yes", "dry_run"])]
     pub(crate) undo: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DbIsolate {
+    /// Print the statements and run none
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// The way back: rights, row level security and views as before; the roles stay, without rights
+    #[arg(long)]
+    pub(crate) undo: bool,
+    /// Give up when a lock cannot be had for so long
+    #[arg(long, value_name = "DURATION", value_parser = time::duration, default_value = "10m")]
+    pub(crate) wait: Duration,
 }
 
 #[derive(Debug, Args)]

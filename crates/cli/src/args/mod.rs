@@ -27,7 +27,7 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 pub(crate) use alert::{Alert, AlertList, AlertSet, Switch};
 pub(crate) use bench::Bench;
 pub(crate) use choice::{CreatedChoice, DeadChoice, DeadConditions, ErrorChoice, Filter, JobChoice, Moment, Scope};
-pub(crate) use db::{Db, DbAdopt, DbDoctor, DbMigrate};
+pub(crate) use db::{Db, DbAdopt, DbDoctor, DbIsolate, DbMigrate};
 pub(crate) use dead::{Assignment, Changes, Dead, DeadList, Purge, Redrive};
 pub(crate) use depth::Depth;
 pub(crate) use enqueue::Enqueue;

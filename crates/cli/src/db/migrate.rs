@@ -1,8 +1,9 @@
 //! `posthouse db migrate`: brings the schema up to date, and says on stderr who holds it up.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
-use posthouse::store::{Progress, migrate_telling, schema_status};
+use posthouse::store::{Blocker, Progress, migrate_telling, schema_status};
 use serde_json::json;
 
 use crate::args::{DbMigrate, Global};
@@ -37,8 +38,14 @@ pub(super) async fn run(args: DbMigrate, global: &Global) -> Result<ExitCode> {
 }
 
 fn tell(progress: &Progress) {
-    let Progress::Waiting { step, waited, blockers } = progress else { return };
+    if let Progress::Waiting { step, waited, blockers } = progress {
+        tell_waiting(step, *waited, blockers);
+    }
+}
+
+/// Says who is in the way.
+pub(super) fn tell_waiting(step: &str, waited: Duration, blockers: &[Blocker]) {
     let who: Vec<_> = blockers.iter().map(|blocker| clean(&blocker.to_string())).collect();
     let who = if who.is_empty() { "somebody who is gone again".to_owned() } else { who.join("; ") };
-    output::note(format_args!("{step} waits for a lock since {}, held by {who}; trying again", output::short(*waited)));
+    output::note(format_args!("{step} waits for a lock since {}, held by {who}; trying again", output::short(waited)));
 }
