@@ -4142,6 +4142,12 @@ begin
     union all
     select 'gate_room_ratio', jsonb_build_object('scope', g.scope), min(greatest(1 - g.running / g.max_running::float8, 0))
     from gates g where g.max_running is not null group by g.scope;
+  return query
+    select 'schedule_missed_ticks_total', jsonb_build_object('schedule', s.label), sum(s.missed)::float8
+    from (
+      select case when row_number() over (order by x.missed desc, x.name) <= 100 then x.name else 'other' end as label, x.missed
+      from posthouse.schedule x) s
+    group by s.label;
 end $function$
 ;
 

@@ -3,7 +3,7 @@
 -- letter, so that it comes the more seldom the more there are: the sweep gives both together less than two hundredths of a core.
 -- Beyond ten million rows a sample is counted.
 --
--- No label holds a job, a tenant or a worker; queues beyond the first hundred are counted together as 'other'.
+-- No label holds a job, a tenant or a worker; queues and schedules beyond the first hundred are counted together as 'other'.
 
 -- Which name each queue is counted under: its own for the hundred with most jobs. `jobs` and `queues` go together.
 create or replace function posthouse.queue_labels(queues text[], jobs bigint[]) returns table (queue text, label text)
@@ -118,7 +118,7 @@ begin
     group by a.queue;
 end $$;
 
--- What runs and waits, workers, and gates.
+-- What runs and waits, workers, gates, and the ticks of schedules that were missed.
 create or replace function posthouse.gauge_fleet() returns table (name text, labels jsonb, value float8)
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -164,6 +164,12 @@ begin
     union all
     select 'gate_room_ratio', jsonb_build_object('scope', g.scope), min(greatest(1 - g.running / g.max_running::float8, 0))
     from gates g where g.max_running is not null group by g.scope;
+  return query
+    select 'schedule_missed_ticks_total', jsonb_build_object('schedule', s.label), sum(s.missed)::float8
+    from (
+      select case when row_number() over (order by x.missed desc, x.name) <= 100 then x.name else 'other' end as label, x.missed
+      from posthouse.schedule x) s
+    group by s.label;
 end $$;
 
 -- What Postgres knows of itself: who keeps dead rows from being vacuumed, how many there are, and connections. Of what other logins do

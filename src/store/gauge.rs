@@ -64,6 +64,12 @@ const KNOWN: &[Known] = &[
         "Free share of the fullest gate with a limit of running jobs: 0 is full.",
     ),
     (
+        "posthouse_schedule_missed_ticks_total",
+        Counter,
+        &["schedule"],
+        "Ticks that no process saw in time and that were not made up for; fleet-wide, over all restarts.",
+    ),
+    (
         "posthouse_database_xmin_age_seconds",
         Gauge,
         &[],

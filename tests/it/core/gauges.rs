@@ -135,6 +135,19 @@ async fn queues_beyond_a_hundred_are_counted_together() {
 }
 
 #[tokio::test]
+async fn missed_ticks_are_told_by_schedule_the_most_first() {
+    let (_queue, s) = Queue::with_session().await;
+    s.run(
+        "select posthouse.set_schedule('s' || lpad(n::text, 3, '0'), '@daily', '{\"kind\": \"k\"}') from generate_series(1, 102) n;
+         update posthouse.schedule set missed = 1; update posthouse.schedule set missed = 5 where name = 's102'",
+    )
+    .await;
+    s.run(COUNT).await;
+    let missed = served(&s, "schedule_missed_ticks_total", "schedule").await;
+    assert_eq!((missed.len(), missed["s102"], missed["s001"], missed["other"]), (101, 5.0, 1.0, 2.0));
+}
+
+#[tokio::test]
 async fn the_backlog_is_exact_up_to_ten_thousand_and_then_as_counted_last() {
     let (_queue, s) = Queue::with_session().await;
     for tenant in ["a", "b"] {

@@ -92,6 +92,7 @@ pub(crate) async fn everything(queue: &Queue, folder: &Folder) -> (Running, Page
     queue.enqueue(&["bad", "{}", "--max-attempts", "1"]);
     queue.enqueue(&["summarize", "{\"text\": \"a text\"}"]);
     queue.enqueue(&["good", "{}", "--delay", "2h", "--queue", "slow"]);
+    queue.run(&["schedule", "set", "yearly", "@yearly", "good"]).fine();
     let work = [
         "work",
         "--config",
@@ -121,6 +122,7 @@ pub(crate) async fn everything(queue: &Queue, folder: &Folder) -> (Running, Page
         done("good")
             && done("summarize")
             && is_counted
+            && samples.contains_key("posthouse_schedule_missed_ticks_total{schedule=\"yearly\"}")
             && samples.contains_key("posthouse_worker_heartbeat_age_seconds")
     });
     (worker, page, sim)
