@@ -9726,7 +9726,7 @@ create view posthouse.schedules as
 create view posthouse.sweeps as
  SELECT s.name,
     NULLIF(s.ran_at, '-infinity'::timestamp with time zone) AS ran_at,
-    s.took_ms,
+    round(s.took_ms::numeric, 1)::double precision AS took_ms,
     s.every,
     s.runs,
     s.failures,

@@ -100,7 +100,7 @@ create or replace view posthouse.tenants as
 -- it failed. `error` is that of the last failure, also when it is over; `failing`: the last run failed. `late`: it should have
 -- run long ago, so nobody sweeps, or it does not get its turn.
 create or replace view posthouse.sweeps as
-  select s.name, nullif(s.ran_at, '-infinity') as ran_at, s.took_ms, s.every, s.runs, s.failures, s.failing_since is not null as failing,
+  select s.name, nullif(s.ran_at, '-infinity') as ran_at, round(s.took_ms::numeric, 1)::float8 as took_ms, s.every, s.runs, s.failures, s.failing_since is not null as failing,
     s.failing_since, s.failed_at, s.error,
     s.ran_at < clock_timestamp() - greatest(s.every, s.took_ms * s.pause * interval '1 millisecond') - interval '1 minute' as late
   from posthouse.sweep s;

@@ -41,7 +41,8 @@ create table posthouse.alert_rule (
 );
 insert into posthouse.alert_rule (kind, queue, quiet, after) values
   ('dead_letter', '', '5 minutes', null), ('gate_quota', '', '5 minutes', null), ('budget', '', '5 minutes', null),
-  ('no_worker', '', '5 minutes', '1 minute'), ('oldest_due', '', '5 minutes', '15 minutes');
+  ('no_worker', '', '5 minutes', '1 minute'), ('oldest_due', '', '5 minutes', '15 minutes'), ('sweep', '', '5 minutes', null),
+  ('schedule', '', '5 minutes', null);
 
 -- Whether alerts become jobs for the webhook. Where it is and its secret are known to the workers only.
 create table posthouse.alert_webhook (

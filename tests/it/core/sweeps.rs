@@ -155,6 +155,8 @@ async fn what_takes_several_transactions_is_taken_once_and_written_down() {
     assert!(!s.get::<bool>("select posthouse.begin_sweep('nonsense')").await);
     s.run("select posthouse.end_sweep('rescue', 12.5, error => 'no such thing')").await;
     assert_eq!(book(&s, "rescue").await, (1, 1, true, Some("no such thing".to_owned())));
+    s.run("update posthouse.sweep set took_ms = 1.23456789 where name = 'rescue'").await;
+    assert_eq!(s.get::<f64>("select took_ms from posthouse.sweeps where name = 'rescue'").await, 1.2);
     // More to do: it is due again at once.
     s.run("select posthouse.end_sweep('rescue', 0, more => true)").await;
     assert!(other.get::<bool>("select posthouse.begin_sweep('rescue')").await);

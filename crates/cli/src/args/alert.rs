@@ -34,7 +34,7 @@ pub(crate) enum Alert {
 #[command(long_about = "List open alerts, newest first, and what is set for each kind of them.
 
 Kinds that the queue raises by itself: dead_letter, gate_quota, budget, no_worker, oldest_due,
-sweep.")]
+sweep, schedule.")]
 #[command(after_long_help = "EXAMPLES:
   posthouse alert list
   posthouse alert list --all                         those of the last 30 days

@@ -56,6 +56,7 @@ async fn what_is_set_is_shown() {
         [row("dead_letter"), row("budget"), row("no_worker")],
         ["dead_letter no 5m", "budget yes 1h", "no_worker yes 5m 1m"]
     );
+    assert_eq!([row("sweep"), row("schedule")], ["sweep yes 5m", "schedule yes 5m"]);
     assert!(text.contains("webhook: off; [alerts] in the posthouse.toml of a worker turns it on"), "{text}");
     let test = queue.run(&["alert", "test"]).fine().stdout;
     assert!(test.contains("notified on channel posthouse_alert") && test.contains("webhook: off"), "{test}");

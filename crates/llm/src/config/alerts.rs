@@ -14,7 +14,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The kinds of alerts that the queue raises by itself.
-pub const ALERT_KINDS: [&str; 5] = ["dead_letter", "gate_quota", "budget", "no_worker", "oldest_due"];
+pub const ALERT_KINDS: [&str; 7] =
+    ["dead_letter", "gate_quota", "budget", "no_worker", "oldest_due", "sweep", "schedule"];
 
 const DAY_MS: u64 = 86_400_000;
 
@@ -189,7 +190,7 @@ mod tests {
             let error = parsed(text).unwrap_err();
             assert!(error.contains(problem), "{text}: {error}");
         }
-        assert!(parsed("kinds = ['dead_letter']\nquiet_ms = 0").is_ok());
+        assert!(parsed("kinds = ['dead_letter', 'sweep', 'schedule']\nquiet_ms = 0").is_ok());
     }
 
     #[test]
