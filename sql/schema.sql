@@ -211,6 +211,7 @@ create table posthouse.id_range (
   lower bigint not null,
   upper bigint not null,
   sliced_to bigint not null,
+  spared boolean not null default false,
   constraint id_range_pkey PRIMARY KEY (lower),
   constraint id_range_upper_key UNIQUE (upper)
 );
@@ -386,13 +387,15 @@ create table posthouse.share (
 
 create table posthouse.slice (
   lower bigint not null,
-  due_at timestamp with time zone not null,
-  over_at timestamp with time zone not null,
+  stale boolean not null default true,
+  due_at timestamp with time zone not null default 'infinity'::timestamp with time zone,
+  over_at timestamp with time zone not null default 'infinity'::timestamp with time zone,
   takers text[],
   constraint slice_pkey PRIMARY KEY (lower)
 ) with (fillfactor=50);
-CREATE INDEX slice_due ON posthouse.slice USING btree (due_at);
+CREATE INDEX slice_due ON posthouse.slice USING btree (due_at, lower);
 CREATE INDEX slice_open ON posthouse.slice USING btree (lower) WHERE (takers IS NULL);
+CREATE INDEX slice_stale ON posthouse.slice USING btree (lower) WHERE stale;
 
 create table posthouse.spare_payload (
   id bigint not null,
@@ -721,7 +724,12 @@ begin
   foreach parent in array array['payload', 'archive'] loop
     if (select abs(sum(pg_stat_get_live_tuples(i.inhrelid)) - min(p.reltuples)) > 1000 + 0.1 * min(p.reltuples)
         from pg_inherits i join pg_class p on p.oid = i.inhparent where i.inhparent = ('posthouse.' || parent)::regclass) then
-      execute format('analyze posthouse.%I', parent);
+      begin
+        execute format('analyze posthouse.%I', parent);
+      exception when lock_not_available then
+        -- A vacuum, or partitions that are made just now: it comes again, and nothing has failed.
+        null;
+      end;
     end if;
   end loop;
 end $function$
@@ -2295,11 +2303,10 @@ begin
     return false;
   end if;
   cut_to := least(r.upper, (last_id / 10000 + 1) * 10000, r.sliced_to + 5000000);
-  insert into posthouse.slice (lower, due_at, over_at, takers)
-  select n, '-infinity', 'infinity',
-    case when n + 10000 <= last_id + 1 then now_taking end
+  insert into posthouse.slice (lower, takers)
+  select n, case when n + 10000 <= last_id + 1 then now_taking end
   from generate_series(r.sliced_to, cut_to - 1, 10000) n
-  on conflict (lower) do update set due_at = '-infinity', over_at = 'infinity';
+  on conflict (lower) do update set stale = true;
   update posthouse.id_range x set sliced_to = cut_to where x.lower = r.lower;
   return true;
 end $function$
@@ -2381,31 +2388,43 @@ begin
 end $function$
 ;
 
-CREATE OR REPLACE FUNCTION posthouse.delete_expired(lo bigint, now_at timestamp with time zone, held bigint[], lanes bigint[], states text[], keeps interval[])
- RETURNS void
+CREATE OR REPLACE FUNCTION posthouse.delete_expired(lo bigint, now_at timestamp with time zone, held bigint[], lanes bigint[], states text[], keeps interval[], max_jobs integer)
+ RETURNS integer
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
+ SET "TimeZone" TO 'UTC'
+ SET jit TO 'off'
  SET enable_seqscan TO 'off'
  SET enable_bitmapscan TO 'off'
+ SET enable_nestloop TO 'off'
  SET plan_cache_mode TO 'force_custom_plan'
 AS $function$
 declare
   gone bigint[];
 begin
-  with archived as (
-    delete from posthouse.archive a using unnest(lanes, states, keeps) k(lane_id, state, keep)
-    where a.id >= lo and a.id < lo + 10000 and k.lane_id = a.lane_id and k.state = a.state::text and a.finished_at + k.keep <= now_at
-      and not a.id = any(held)
-    returning a.id
-  ), dead as (
-    delete from posthouse.dead_letter d using unnest(lanes, states, keeps) k(lane_id, state, keep)
-    where d.id >= lo and d.id < lo + 10000 and k.lane_id = d.lane_id and k.state = 'failed' and d.failed_at + k.keep <= now_at
-      and not d.id = any(held)
-    returning d.id
+  -- Looked up and deleted by one snapshot: one that comes back meanwhile and ends anew has another row.
+  with dead as materialized (
+    select d.id
+    from posthouse.dead_letter d
+    join unnest(lanes, states, keeps) k(lane_id, state, keep) on k.lane_id = d.lane_id and k.state = 'failed'
+    where d.id >= lo and d.id < lo + 10000 and d.failed_at + k.keep <= now_at and (d.id = any(held)) is not true
+    limit max_jobs
+  ), archived as materialized (
+    select a.id
+    from posthouse.archive a
+    join unnest(lanes, states, keeps) k(lane_id, state, keep) on k.lane_id = a.lane_id and k.state = a.state::text
+    where a.id >= lo and a.id < lo + 10000 and a.finished_at + k.keep <= now_at and (a.id = any(held)) is not true
+      and exists (select from unnest(states) s(state) where s.state <> 'failed')
+    limit max_jobs - (select count(*) from dead)
+  ), dead_gone as (
+    delete from posthouse.dead_letter d where d.id = any(array(select x.id from dead x)) returning d.id
+  ), archived_gone as (
+    delete from posthouse.archive a where a.id = any(array(select x.id from archived x)) and a.id >= lo and a.id < lo + 10000 returning a.id
   )
-  select array_agg(g.id) into gone from (select id from archived union all select id from dead) g;
-  delete from posthouse.payload p where p.id >= lo and p.id < lo + 10000 and p.id = any(gone);
-  delete from posthouse.spare_payload p where p.id >= lo and p.id < lo + 10000 and p.id = any(gone);
+  select array_agg(g.id) into gone from (select id from dead_gone union all select id from archived_gone) g;
+  delete from posthouse.payload p where p.id = any(gone) and p.id >= lo and p.id < lo + 10000;
+  delete from posthouse.spare_payload p where p.id = any(gone);
+  return coalesce(cardinality(gone), 0);
 end $function$
 ;
 
@@ -2455,23 +2474,22 @@ AS $function$
 declare
   payloads regclass := posthouse.partition_of('posthouse.payload', r.lower, r.upper);
   archived regclass := posthouse.partition_of('posthouse.archive', r.lower, r.upper);
-  tables regclass[] := array['posthouse.payload', 'posthouse.archive', payloads, archived];
-  held text[];
 begin
-  -- What may take long comes before the locks. Later than this a job can only come back by posthouse.bring_home, which notes it.
-  if exists (select from posthouse.job j where j.id >= r.lower and j.id < r.upper)
-     or exists (select from posthouse.tombstone t where t.id >= r.lower and t.id < r.upper)
-     or exists (select from posthouse.dead_letter d
-                where d.id >= r.lower and d.id < r.upper and not exists (select from posthouse.spare_payload s where s.id = d.id)
-                  and exists (select from posthouse.payload p where p.id = d.id and p.id >= r.lower and p.id < r.upper)) then
+  -- Nobody changes what is kept, or what is known of slices, until this ends.
+  if not pg_try_advisory_xact_lock(1346912000, 6)
+     or not exists (select from posthouse.id_range x where x.lower = r.lower and posthouse.is_over(x)) then
     return false;
   end if;
-  held := posthouse.holders(tables);
-  if held <> '{}' then
-    perform pg_sleep(0.05);
-    if held && posthouse.holders(tables) then
-      return false;
-    end if;
+  -- What may take long comes before the locks. Later than this a job can only come back by posthouse.bring_home, which notes it.
+  if exists (select from posthouse.job j where j.id >= r.lower and j.id < r.upper)
+     or exists (select from posthouse.tombstone t where t.id >= r.lower and t.id < r.upper) then
+    return false;
+  elsif exists (select from posthouse.dead_letter d
+                where d.id >= r.lower and d.id < r.upper and not exists (select from posthouse.spare_payload s where s.id = d.id)
+                  and exists (select from posthouse.payload p where p.id = d.id and p.id >= r.lower and p.id < r.upper)) then
+    -- It failed since.
+    update posthouse.id_range x set spared = false where x.lower = r.lower;
+    return false;
   end if;
   if not pg_try_advisory_xact_lock(1346912000, 1) then
     return false;
@@ -2892,17 +2910,23 @@ CREATE OR REPLACE FUNCTION posthouse.drop_detached()
 AS $function$
 declare
   d posthouse.detached;
+  of_range bigint;                    -- that was dropped
 begin
-  for d in select x.* from posthouse.detached x order by x.name loop
+  if not pg_try_advisory_xact_lock(1346912000, 6) then
+    return false;
+  end if;
+  for d in select x.* from posthouse.detached x order by x.lower, x.name loop
+    exit when d.lower <> of_range;
     -- One that somebody attached again is his.
     if to_regclass(format('posthouse.%I', d.name)) is not null
        and not exists (select from pg_inherits i where i.inhrelid = to_regclass(format('posthouse.%I', d.name))) then
       begin
         execute format('drop table posthouse.%I', d.name);
       exception when lock_not_available then
-        return false;
+        continue;
       end;
     end if;
+    of_range := d.lower;
     delete from posthouse.detached x where x.name = d.name;
     -- Slices without dead letters have nothing left, unless ids of theirs have a partition again.
     delete from posthouse.slice s
@@ -2910,7 +2934,7 @@ begin
       and not exists (select from posthouse.dead_letter x where x.id >= s.lower and x.id < s.lower + 10000)
       and not exists (select from posthouse.id_range r where r.lower <= s.lower and r.upper > s.lower);
   end loop;
-  return true;
+  return of_range is not null;
 end $function$
 ;
 
@@ -2931,6 +2955,17 @@ begin
   -- The bounds tell which partitions need not be looked into.
   delete from posthouse.payload p where p.id = any(gone) and p.id >= first_id and p.id <= last_id;
 end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.due_in(s posthouse.sweep)
+ RETURNS double precision
+ LANGUAGE sql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+  select case when s.ran_at > clock_timestamp() + interval '5 seconds' then 0 else greatest(0, 1000 * (
+    extract(epoch from s.ran_at + greatest(case when s.more then interval '0' else s.every end, s.took_ms * s.pause * interval '1 millisecond'))::float8
+    - extract(epoch from clock_timestamp())::float8)) end
+$function$
 ;
 
 CREATE OR REPLACE FUNCTION posthouse.due_schedules(most integer, at timestamp with time zone DEFAULT NULL::timestamp with time zone)
@@ -3251,7 +3286,7 @@ begin
 end $function$
 ;
 
-CREATE OR REPLACE FUNCTION posthouse.expire(budget interval DEFAULT '00:00:00.1'::interval)
+CREATE OR REPLACE FUNCTION posthouse.expire(max_jobs integer DEFAULT 1000, budget interval DEFAULT '00:00:00.01'::interval)
  RETURNS boolean
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
@@ -3261,32 +3296,26 @@ CREATE OR REPLACE FUNCTION posthouse.expire(budget interval DEFAULT '00:00:00.1'
 AS $function$
 declare
   stop_at timestamptz := clock_timestamp() + budget;
-  shortest interval;
+  shortest interval := posthouse.shortest_retention();
   s posthouse.slice;
+  n int;
+  jobs int := 0;
 begin
   if not pg_try_advisory_xact_lock(1346912000, 6) then
     return false;
   end if;
-  shortest := posthouse.shortest_retention();
-  if shortest is null and not exists (select from posthouse.slice x where x.due_at < 'infinity') then
-    return false;
-  elsif shortest is not null and posthouse.cut_slices() then
-    return true;
-  end if;
-  with back as (
-    delete from posthouse.revived v where v.id in (select x.id from posthouse.revived x order by x.id limit 1000 for update skip locked) returning v.id
-  )
-  update posthouse.slice x set due_at = '-infinity', over_at = 'infinity' where x.lower in (select b.id / 10000 * 10000 from back b);
-  loop
-    select x.* into s from posthouse.slice x where x.due_at <= clock_timestamp() order by x.due_at limit 1;
-    if not found then
-      return false;
-    end if;
-    perform posthouse.visit_slice(s, shortest);
-    if clock_timestamp() >= stop_at then
-      return true;
-    end if;
+  for s in select x.* from posthouse.slice x where x.due_at <= clock_timestamp() order by x.due_at, x.lower loop
+    -- Until nothing more is found in it, which is noted.
+    loop
+      n := posthouse.visit_slice(s, shortest, max_jobs - jobs);
+      jobs := jobs + n;
+      if jobs >= max_jobs or clock_timestamp() >= stop_at then
+        return true;
+      end if;
+      exit when n = 0;
+    end loop;
   end loop;
+  return false;
 end $function$
 ;
 
@@ -4449,8 +4478,7 @@ CREATE OR REPLACE FUNCTION posthouse.is_due(s posthouse.sweep)
  LANGUAGE sql
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
-  select s.ran_at <= clock_timestamp() - greatest(case when s.more then interval '0' else s.every end, s.took_ms * s.pause * interval '1 millisecond')
-    or s.ran_at > clock_timestamp() + interval '5 seconds'
+  select posthouse.due_in(s) = 0
 $function$
 ;
 
@@ -4504,7 +4532,31 @@ begin
 end $function$
 ;
 
-CREATE OR REPLACE FUNCTION posthouse.is_over(r posthouse.id_range, but_slice bigint DEFAULT NULL::bigint)
+CREATE OR REPLACE FUNCTION posthouse.is_open(lo bigint, INOUT takers text[], OUT is_open boolean)
+ RETURNS record
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+AS $function$
+declare
+  now_taking text[];
+begin
+  if takers <> '{}' then
+    now_taking := posthouse.holders(array['posthouse.job_id_seq'::regclass]);
+    -- One that was prepared goes by another name after a start of Postgres, or at once on older ones.
+    if not (takers && now_taking or exists (select from unnest(now_taking) h(name) where h.name like '-1/%')) then
+      takers := '{}';
+    end if;
+  end if;
+  -- By a later snapshot than the look at the takers, since one of them may have committed in between.
+  is_open := takers is null or takers <> '{}'
+    or exists (select from posthouse.job j where j.id >= lo and j.id < lo + 10000)
+    or exists (select from posthouse.tombstone t where t.id >= lo and t.id < lo + 10000);
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.is_over(r posthouse.id_range, perhaps boolean DEFAULT false)
  RETURNS boolean
  LANGUAGE plpgsql
  STABLE
@@ -4512,10 +4564,12 @@ CREATE OR REPLACE FUNCTION posthouse.is_over(r posthouse.id_range, but_slice big
  SET enable_seqscan TO 'off'
 AS $function$
 begin
-  return r.sliced_to >= r.upper and not exists (
-    select from posthouse.slice s
-    where s.lower >= r.lower and s.lower < r.upper and s.lower is distinct from but_slice
-      and (s.over_at > clock_timestamp() or s.takers is null));
+  -- The youngest is asked first: where any is not over, that one is not.
+  return r.sliced_to >= r.upper and (
+    select s.lower from posthouse.slice s
+    where s.lower >= r.lower and s.lower < r.upper
+      and (case when s.stale then not perhaps else s.over_at > clock_timestamp() end or s.takers is null)
+    order by s.lower desc limit 1) is null;
 end $function$
 ;
 
@@ -4713,6 +4767,23 @@ begin
     where c.place <= c.share
     group by c.lane_id, c.first_lane, at.first_lane
     order by c.first_lane <= at.first_lane, c.first_lane, c.lane_id;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.lasting_holders()
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+  parents constant regclass[] := array['posthouse.payload'::regclass, 'posthouse.archive'::regclass];
+  held text[] := posthouse.holders(parents);
+begin
+  if held = '{}' then
+    return false;
+  end if;
+  perform pg_sleep(0.05);
+  return held && posthouse.holders(parents);
 end $function$
 ;
 
@@ -5003,6 +5074,15 @@ begin
   end loop;
   return found;
 end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.more_due_in()
+ RETURNS integer
+ LANGUAGE sql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+  select ceil(min(least(posthouse.due_in(s), 60000)))::int from posthouse.sweep s where s.more
+$function$
 ;
 
 CREATE OR REPLACE FUNCTION posthouse.move_dead(ids bigint[], lanes bigint[], dues timestamp with time zone[], notes jsonb[], olds jsonb[], changes jsonb, asked_by text)
@@ -6412,29 +6492,35 @@ CREATE OR REPLACE FUNCTION posthouse.retire()
 AS $function$
 declare
   r posthouse.id_range;
-  free boolean;
+  busy boolean;
 begin
   -- What came back to life is looked for again once the locks are held.
   perform posthouse.check_isolation();
-  if not pg_try_advisory_xact_lock(1346912000, 6) then
+  if not pg_try_advisory_xact_lock(1346912000, 7) then
     return 'idle';
-  elsif exists (select from posthouse.detached) then
-    return case when posthouse.drop_detached() then 'dropped' else 'busy' end;
+  elsif exists (select from posthouse.detached) and posthouse.drop_detached() then
+    return 'dropped';
   end if;
-  free := posthouse.finish_detaches();
-  -- Few at a time, since each may be waited for; any of them, since one may be held for long.
+  busy := not posthouse.finish_detaches() or exists (select from posthouse.detached);
+  -- Any of them, since one may be held for long.
   for r in
     select x.* from posthouse.id_range x
-    where x.upper <= (select s.last_value from posthouse.job_id_seq s) and posthouse.is_over(x) order by random() limit 3
+    where x.upper <= (select s.last_value + 1 from posthouse.job_id_seq s) and posthouse.is_over(x) order by random()
   loop
-    if posthouse.spare_payloads(r.lower, r.upper) then
-      return 'spared';
-    elsif posthouse.detach_range(r) then
-      return 'detached';
+    if not r.spared then
+      if posthouse.spare_payloads(r.lower, r.upper) then
+        return 'spared';
+      end if;
+      update posthouse.id_range x set spared = true where x.lower = r.lower;
     end if;
-    free := false;
+    -- All that is done while somebody reads.
+    if posthouse.holders(array[posthouse.partition_of('posthouse.payload', r.lower, r.upper),
+         posthouse.partition_of('posthouse.archive', r.lower, r.upper)]) = '{}' then
+      return case when not posthouse.lasting_holders() and posthouse.detach_range(r) then 'detached' else 'busy' end;
+    end if;
+    busy := true;
   end loop;
-  return case when free then 'idle' else 'busy' end;
+  return case when busy then 'busy' else 'idle' end;
 end $function$
 ;
 
@@ -6615,6 +6701,7 @@ AS $function$
     ('tidy', 'owner', array['worker']),
     ('retire', 'owner', array['worker']),
     ('due_sweeps', 'owner', array['worker']),
+    ('more_due_in', 'owner', array['worker']),
     ('begin_sweep', 'owner', array['worker']),
     ('end_sweep', 'owner', array['worker']),
     ('due_schedules', 'owner', array['worker']),
@@ -7156,7 +7243,10 @@ CREATE OR REPLACE FUNCTION posthouse.set_queue(queue text, retention interval, o
 AS $function$
 declare
   keep interval := set_queue.retention;
+  was text;                           -- by its text, since a month counts as 30 days where intervals are compared
 begin
+  -- Slices that were made since its snapshot would go by what was set before.
+  perform posthouse.check_isolation();
   perform posthouse.check_name('queue', queue);
   if (outcome in ('done', 'cancelled', 'failed')) is not true then
     raise exception using errcode = 'PH001', message = format('outcome: %s is none of done, cancelled, failed', coalesce(quote_literal(outcome), 'null'));
@@ -7166,13 +7256,20 @@ begin
   end if;
   -- The sweep goes by what was set before until this transaction ends, and then by this.
   perform pg_advisory_xact_lock(1346912000, 6);
+  select concat_ws(',', coalesce(q.retention::text, '-'), coalesce(q.retention_cancelled::text, '-'), coalesce(q.retention_failed::text, '-'))
+  into was from posthouse.queue q where q.name = set_queue.queue;
   insert into posthouse.queue (name, retention, retention_cancelled, retention_failed)
   values (set_queue.queue, case outcome when 'done' then keep end, case outcome when 'cancelled' then keep end, case outcome when 'failed' then keep end)
   on conflict (name) do update set
     retention = case outcome when 'done' then keep else posthouse.queue.retention end,
     retention_cancelled = case outcome when 'cancelled' then keep else posthouse.queue.retention_cancelled end,
     retention_failed = case outcome when 'failed' then keep else posthouse.queue.retention_failed end;
-  update posthouse.slice s set due_at = '-infinity', over_at = 'infinity' where s.due_at > '-infinity';
+  -- All of history is looked at again only if anything is different.
+  if coalesce(was, '-,-,-') is distinct from (
+      select concat_ws(',', coalesce(q.retention::text, '-'), coalesce(q.retention_cancelled::text, '-'), coalesce(q.retention_failed::text, '-'))
+      from posthouse.queue q where q.name = set_queue.queue) then
+    update posthouse.slice s set stale = true where not s.stale;
+  end if;
 end $function$
 ;
 
@@ -7929,22 +8026,30 @@ begin
 end $function$
 ;
 
-CREATE OR REPLACE FUNCTION posthouse.survey_slice(lo bigint, OUT due_at timestamp with time zone, OUT over_at timestamp with time zone, OUT lanes bigint[], OUT states text[], OUT keeps interval[])
+CREATE OR REPLACE FUNCTION posthouse.survey_slice(lo bigint, held bigint[], archived boolean, OUT due_at timestamp with time zone, OUT over_at timestamp with time zone, OUT lanes bigint[], OUT states text[], OUT keeps interval[])
  RETURNS record
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
+ SET "TimeZone" TO 'UTC'
+ SET jit TO 'off'
  SET enable_seqscan TO 'off'
  SET enable_bitmapscan TO 'off'
+ SET enable_nestloop TO 'off'
  SET plan_cache_mode TO 'force_custom_plan'
 AS $function$
 begin
+  -- Not `not`, which would be looked up one by one in older versions of Postgres.
   with ended as materialized (
-    select a.lane_id, a.state::text as state, min(a.finished_at) as first_at, max(a.finished_at) as last_at
-    from posthouse.archive a where a.id >= lo and a.id < lo + 10000 group by a.lane_id, a.state
+    select a.lane_id, a.state, min(a.finished_at) filter (where (a.id = any(held)) is not true) as first_at, max(a.finished_at) as last_at
+    from posthouse.archive a
+    where archived and a.id >= lo and a.id < lo + 10000 group by a.lane_id, a.state
     union all
-    select d.lane_id, 'failed', min(d.failed_at), null from posthouse.dead_letter d where d.id >= lo and d.id < lo + 10000 group by d.lane_id
+    select d.lane_id, 'failed', min(d.failed_at) filter (where (d.id = any(held)) is not true), null
+    from posthouse.dead_letter d
+    where d.id >= lo and d.id < lo + 10000 group by d.lane_id
   ), named as materialized (
-    select e.*, l.queue from ended e cross join lateral (select l.queue from posthouse.lane l where l.id = e.lane_id offset 0) l
+    select e.lane_id, e.state::text, e.first_at, e.last_at, l.queue
+    from ended e cross join lateral (select l.queue from posthouse.lane l where l.id = e.lane_id offset 0) l
   ), kept as materialized (
     select n.queue, n.state, posthouse.retention_of(n.queue, n.state) as keep from (select distinct n.queue, n.state from named n) n
   )
@@ -7953,6 +8058,43 @@ begin
     array_agg(n.lane_id), array_agg(n.state), array_agg(k.keep)
   into due_at, over_at, lanes, states, keeps
   from named n join kept k on k.queue = n.queue and k.state = n.state;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.survey_slices(budget interval DEFAULT '00:00:00.01'::interval)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET jit TO 'off'
+AS $function$
+declare
+  stop_at timestamptz := clock_timestamp() + budget;
+  shortest interval;
+  s posthouse.slice;
+begin
+  if not pg_try_advisory_xact_lock(1346912000, 6) then
+    return false;
+  end if;
+  shortest := posthouse.shortest_retention();
+  while shortest is not null and posthouse.cut_slices() loop
+    if clock_timestamp() >= stop_at then
+      return true;
+    end if;
+  end loop;
+  with back as (
+    delete from posthouse.revived v where v.id in (select x.id from posthouse.revived x order by x.id limit 1000 for update skip locked) returning v.id
+  )
+  update posthouse.slice x set stale = true where x.lower in (select b.id / 10000 * 10000 from back b);
+  -- By one scan: who holds a snapshot keeps the index entries of those that were looked at.
+  for s in select x.* from posthouse.slice x where x.stale order by x.lower loop
+    perform posthouse.visit_slice(s, shortest, 0);
+    if clock_timestamp() >= stop_at then
+      return true;
+    end if;
+  end loop;
+  return false;
 end $function$
 ;
 
@@ -7974,6 +8116,7 @@ begin
     when 'usage' then perform posthouse.fold_usage();
     when 'redrives' then perform posthouse.forget_redrives();
     when 'partitions' then perform posthouse.partitions_ahead();
+    when 'slices' then more := posthouse.survey_slices();
     when 'expire' then more := posthouse.expire();
     when 'analyze' then perform posthouse.analyze_parents();
     when 'tombstones' then more := posthouse.forget() >= 10000;
@@ -8766,7 +8909,7 @@ CREATE OR REPLACE FUNCTION posthouse.tidy(part text DEFAULT NULL::text)
 AS $function$
 declare
   -- Floors come last, since they hold off whoever gives jobs back to the front of the line until the end of this transaction.
-  parts constant text[] := array['stragglers', 'dedupe', 'depths', 'gates', 'shares', 'folds', 'usage', 'redrives', 'partitions', 'analyze', 'tombstones', 'expire', 'watch', 'alerts', 'gauges', 'counts', 'floors'];
+  parts constant text[] := array['stragglers', 'dedupe', 'depths', 'gates', 'shares', 'folds', 'usage', 'redrives', 'partitions', 'analyze', 'tombstones', 'slices', 'expire', 'watch', 'alerts', 'gauges', 'counts', 'floors'];
   one text;
   began timestamptz;
   left_some boolean;
@@ -8775,6 +8918,7 @@ declare
   alerts jsonb := '[]';
   failed jsonb := '[]';
   more boolean := false;
+  wait_ms int;
 begin
   perform posthouse.check_isolation();
   foreach one in array parts loop
@@ -8794,7 +8938,8 @@ begin
     end;
     perform posthouse.end_sweep(one, extract(epoch from clock_timestamp() - began) * 1000, left_some, failure);
   end loop;
-  return jsonb_build_object('alerts', alerts, 'failed', failed, 'more', more);
+  select ceil(least(min(posthouse.due_in(s)), 1000)) into wait_ms from posthouse.sweep s where s.name = any(parts);
+  return jsonb_build_object('alerts', alerts, 'failed', failed, 'more', more, 'wait_ms', wait_ms);
 end $function$
 ;
 
@@ -8965,8 +9110,8 @@ begin
 end $function$
 ;
 
-CREATE OR REPLACE FUNCTION posthouse.visit_slice(s posthouse.slice, shortest interval)
- RETURNS void
+CREATE OR REPLACE FUNCTION posthouse.visit_slice(s posthouse.slice, shortest interval, max_jobs integer)
+ RETURNS integer
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
  SET enable_seqscan TO 'off'
@@ -8976,40 +9121,42 @@ AS $function$
 declare
   lo bigint := s.lower;
   now_at timestamptz := clock_timestamp();
-  open boolean;                       -- jobs may still end here
-  held bigint[];                      -- jobs for which a dedupe key stands,
-  held_until timestamptz;             -- and until when
-  found record;
   r posthouse.id_range;
+  later interval;                     -- for so long its archive is left alone
+  held bigint[];                      -- jobs for which a dedupe key stands,
+  held_from timestamptz;              -- until when the first of them,
+  held_until timestamptz;             -- and the last
+  place record;
+  found record;
+  jobs int := 0;
 begin
-  -- Before the look at what has ended: a job may end in between.
-  open := s.takers is null or s.takers && posthouse.holders(array['posthouse.job_id_seq'::regclass])
-    or exists (select from posthouse.job j where j.id >= lo and j.id < lo + 10000)
-    or exists (select from posthouse.tombstone t where t.id >= lo and t.id < lo + 10000);
-  select coalesce(array_agg(d.job_id), '{}'), max(d.expires_at) into held, held_until
-  from posthouse.dedupe d where d.job_id >= lo and d.job_id < lo + 10000 and d.expires_at > now_at;
-  select * into found from posthouse.survey_slice(lo);
   select x.* into r from posthouse.id_range x where x.lower <= lo and x.upper > lo;
-  if s.due_at = '-infinity' then
-    -- Nothing was known of it. Those next to it are looked at first: they may all be over.
-    found.due_at := greatest(found.due_at, case when found.due_at is not null then now_at end);
-  elsif found.due_at <= now_at and not open and greatest(found.over_at, held_until) <= now_at and posthouse.is_over(r, lo) then
-    -- Its partition is dropped whole.
-    found.due_at := now_at + interval '1 hour';
-  elsif found.due_at <= now_at then
-    perform posthouse.delete_expired(lo, now_at, held, found.lanes, found.states, found.keeps);
-    select * into found from posthouse.survey_slice(lo);
-    -- What is held back by its key.
-    found.due_at := case when found.due_at <= now_at then now_at + interval '1 hour' else found.due_at end;
-  end if;
-  if r.lower is null and found.lanes is null and not open then
+  -- Its partition is dropped whole, or may be once the slices next to it are known. Dead letters lie elsewhere.
+  later := case when max_jobs = 0 or r.lower is null then null when posthouse.is_over(r) then interval '1 hour'
+    when posthouse.is_over(r, true) then interval '1 minute' end;
+  -- Before the look at what has ended: a job may end in between.
+  select * into place from posthouse.is_open(lo, s.takers);
+  select coalesce(array_agg(d.job_id), '{}'), min(d.expires_at), max(d.expires_at) into held, held_from, held_until
+  from posthouse.dedupe d where d.job_id >= lo and d.job_id < lo + 10000 and d.expires_at > now_at;
+  select * into found from posthouse.survey_slice(lo, held, later is null);
+  if max_jobs > 0 and found.due_at <= now_at then
+    jobs := posthouse.delete_expired(lo, now_at, held, found.lanes, found.states, found.keeps, max_jobs);
+    if jobs > 0 then
+      return jobs;
+    end if;
+    found.due_at := now_at + interval '1 minute';
+  elsif r.lower is null and found.lanes is null and not place.is_open then
     delete from posthouse.slice x where x.lower = lo;
-    return;
+    return 0;
   end if;
   update posthouse.slice x set
-    due_at = least(found.due_at, case when open then now_at + least(greatest(shortest, interval '5 minutes'), interval '1 day') end, 'infinity'),
-    over_at = case when open then 'infinity' else greatest(found.over_at, held_until) end
+    due_at = least(found.due_at, case when held <> '{}' then greatest(held_from, now_at + interval '1 hour') end, now_at + later,
+      case when place.is_open and shortest is not null then now_at + least(greatest(shortest, interval '5 minutes'), interval '1 day') end, 'infinity'),
+    over_at = case when later is not null then x.over_at when place.is_open then 'infinity' else greatest(found.over_at, held_until) end,
+    stale = x.stale and later is not null,
+    takers = place.takers
   where x.lower = lo;
+  return 0;
 end $function$
 ;
 

@@ -6,14 +6,31 @@
 -- what takes several transactions, or code that Postgres has not, is run by the library between posthouse.begin_sweep() and
 -- posthouse.end_sweep().
 
--- Whether a part is due. The interval grows to `pause` times what the part took last time, so that it stays below a fiftieth of one
--- core, unless a part is given more. One that ran at a time still to come is due too: the clock has been set back.
+-- In how many milliseconds a part is due, from 0 on. The interval grows to `pause` times what the part took last time, so that it stays
+-- below a fiftieth of one core, unless a part is given more. One that ran at a time still to come is due now: the clock has been set back.
+create or replace function posthouse.due_in(s posthouse.sweep) returns float8
+language sql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+  select case when s.ran_at > clock_timestamp() + interval '5 seconds' then 0 else greatest(0, 1000 * (
+    extract(epoch from s.ran_at + greatest(case when s.more then interval '0' else s.every end, s.took_ms * s.pause * interval '1 millisecond'))::float8
+    - extract(epoch from clock_timestamp())::float8)) end
+$$;
+
+-- Whether a part is due.
 create or replace function posthouse.is_due(s posthouse.sweep) returns boolean
 language sql volatile
 set search_path = pg_catalog, pg_temp
 as $$
-  select s.ran_at <= clock_timestamp() - greatest(case when s.more then interval '0' else s.every end, s.took_ms * s.pause * interval '1 millisecond')
-    or s.ran_at > clock_timestamp() + interval '5 seconds'
+  select posthouse.due_in(s) = 0
+$$;
+
+-- In how many milliseconds the first part is due that left some to do; null: none did. For whoever goes on with it.
+create or replace function posthouse.more_due_in() returns int
+language sql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+  select ceil(min(least(posthouse.due_in(s), 60000)))::int from posthouse.sweep s where s.more
 $$;
 
 -- The parts that are due, those that waited longest first. Also those that this schema leaves to the library.
@@ -214,6 +231,7 @@ begin
     when 'usage' then perform posthouse.fold_usage();
     when 'redrives' then perform posthouse.forget_redrives();
     when 'partitions' then perform posthouse.partitions_ahead();
+    when 'slices' then more := posthouse.survey_slices();
     when 'expire' then more := posthouse.expire();
     when 'analyze' then perform posthouse.analyze_parents();
     when 'tombstones' then more := posthouse.forget() >= 10000;
@@ -230,14 +248,14 @@ end $$;
 -- there is nothing to do. Those of the library call it for one part at a time.
 --
 -- A part that fails is told in a warning and comes again; the others go on. Answers with the alerts that were told now, with what failed,
--- and whether there is more to do at once.
+-- whether something is left to do, and in how many milliseconds a part is due again: a second at most.
 create or replace function posthouse.tidy(part text default null) returns jsonb
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
 declare
   -- Floors come last, since they hold off whoever gives jobs back to the front of the line until the end of this transaction.
-  parts constant text[] := array['stragglers', 'dedupe', 'depths', 'gates', 'shares', 'folds', 'usage', 'redrives', 'partitions', 'analyze', 'tombstones', 'expire', 'watch', 'alerts', 'gauges', 'counts', 'floors'];
+  parts constant text[] := array['stragglers', 'dedupe', 'depths', 'gates', 'shares', 'folds', 'usage', 'redrives', 'partitions', 'analyze', 'tombstones', 'slices', 'expire', 'watch', 'alerts', 'gauges', 'counts', 'floors'];
   one text;
   began timestamptz;
   left_some boolean;
@@ -246,6 +264,7 @@ declare
   alerts jsonb := '[]';
   failed jsonb := '[]';
   more boolean := false;
+  wait_ms int;
 begin
   perform posthouse.check_isolation();
   foreach one in array parts loop
@@ -265,5 +284,6 @@ begin
     end;
     perform posthouse.end_sweep(one, extract(epoch from clock_timestamp() - began) * 1000, left_some, failure);
   end loop;
-  return jsonb_build_object('alerts', alerts, 'failed', failed, 'more', more);
+  select ceil(least(min(posthouse.due_in(s)), 1000)) into wait_ms from posthouse.sweep s where s.name = any(parts);
+  return jsonb_build_object('alerts', alerts, 'failed', failed, 'more', more, 'wait_ms', wait_ms);
 end $$;

@@ -1,9 +1,6 @@
 -- Retention: for how long a queue keeps jobs that are done, cancelled or failed. For ever, as it comes; for a time; or, done and
 -- cancelled ones, not at all: then a job that ends leaves a tombstone for ten minutes, in which waits, dedupe answers and repeated
--- settles find it, with its result and its payload.
---
--- Expired jobs go by slices of 10,000 ids, each of which knows when it is due. A slice is due when its earliest row has been
--- expired for a sixteenth of its time, at most a day, so that many go at once, and so that a partition that is over by then is dropped whole.
+-- settles find it, with its result and its payload. How what has expired goes is in 73_expiry and 71_partitions.
 
 -- For how long a queue keeps its jobs in a final state; null: for ever, or a tenant asks who has no jobs in it.
 create or replace function posthouse.retention_of(queue text, state text) returns interval
@@ -36,7 +33,10 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
   keep interval := set_queue.retention;
+  was text;                           -- by its text, since a month counts as 30 days where intervals are compared
 begin
+  -- Slices that were made since its snapshot would go by what was set before.
+  perform posthouse.check_isolation();
   perform posthouse.check_name('queue', queue);
   if (outcome in ('done', 'cancelled', 'failed')) is not true then
     raise exception using errcode = 'PH001', message = format('outcome: %s is none of done, cancelled, failed', coalesce(quote_literal(outcome), 'null'));
@@ -46,13 +46,20 @@ begin
   end if;
   -- The sweep goes by what was set before until this transaction ends, and then by this.
   perform pg_advisory_xact_lock(1346912000, 6);
+  select concat_ws(',', coalesce(q.retention::text, '-'), coalesce(q.retention_cancelled::text, '-'), coalesce(q.retention_failed::text, '-'))
+  into was from posthouse.queue q where q.name = set_queue.queue;
   insert into posthouse.queue (name, retention, retention_cancelled, retention_failed)
   values (set_queue.queue, case outcome when 'done' then keep end, case outcome when 'cancelled' then keep end, case outcome when 'failed' then keep end)
   on conflict (name) do update set
     retention = case outcome when 'done' then keep else posthouse.queue.retention end,
     retention_cancelled = case outcome when 'cancelled' then keep else posthouse.queue.retention_cancelled end,
     retention_failed = case outcome when 'failed' then keep else posthouse.queue.retention_failed end;
-  update posthouse.slice s set due_at = '-infinity', over_at = 'infinity' where s.due_at > '-infinity';
+  -- All of history is looked at again only if anything is different.
+  if coalesce(was, '-,-,-') is distinct from (
+      select concat_ws(',', coalesce(q.retention::text, '-'), coalesce(q.retention_cancelled::text, '-'), coalesce(q.retention_failed::text, '-'))
+      from posthouse.queue q where q.name = set_queue.queue) then
+    update posthouse.slice s set stale = true where not s.stale;
+  end if;
 end $$;
 
 -- posthouse.settle_done, which calls this, where some queue keeps no history: what is done there leaves a tombstone. Each lane is
@@ -220,173 +227,3 @@ as $$
   from posthouse.queue q cross join lateral unnest(array[q.retention, q.retention_cancelled, q.retention_failed]) x(keep)
   where x.keep < interval '1000 years'
 $$;
-
--- Make the slices of ids that have been handed out since, some at a time. True: there are more.
-create or replace function posthouse.cut_slices() returns boolean
-language plpgsql
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-set plan_cache_mode = force_custom_plan
-as $$
-declare
-  last_id bigint := (select s.last_value from posthouse.job_id_seq s);
-  -- After the look at the sequence: who takes an id later gets a higher one.
-  now_taking text[] := posthouse.holders(array['posthouse.job_id_seq'::regclass]);
-  r posthouse.id_range;
-  cut_to bigint;
-begin
-  update posthouse.slice s set takers = now_taking where s.takers is null and s.lower + 10000 <= last_id + 1;
-  select x.* into r from posthouse.id_range x where x.sliced_to < x.upper and x.sliced_to <= last_id order by x.lower limit 1;
-  if r.lower is null then
-    return false;
-  end if;
-  cut_to := least(r.upper, (last_id / 10000 + 1) * 10000, r.sliced_to + 5000000);
-  insert into posthouse.slice (lower, due_at, over_at, takers)
-  select n, '-infinity', 'infinity',
-    case when n + 10000 <= last_id + 1 then now_taking end
-  from generate_series(r.sliced_to, cut_to - 1, 10000) n
-  on conflict (lower) do update set due_at = '-infinity', over_at = 'infinity';
-  update posthouse.id_range x set sliced_to = cut_to where x.lower = r.lower;
-  return true;
-end $$;
-
--- What ended in a slice: when it is due (null: never), when all that is done or cancelled in it has expired, and for how long what is kept.
-create or replace function posthouse.survey_slice(lo bigint, out due_at timestamptz, out over_at timestamptz, out lanes bigint[], out states text[],
-  out keeps interval[])
-language plpgsql
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-set plan_cache_mode = force_custom_plan
-as $$
-begin
-  with ended as materialized (
-    select a.lane_id, a.state::text as state, min(a.finished_at) as first_at, max(a.finished_at) as last_at
-    from posthouse.archive a where a.id >= lo and a.id < lo + 10000 group by a.lane_id, a.state
-    union all
-    select d.lane_id, 'failed', min(d.failed_at), null from posthouse.dead_letter d where d.id >= lo and d.id < lo + 10000 group by d.lane_id
-  ), named as materialized (
-    select e.*, l.queue from ended e cross join lateral (select l.queue from posthouse.lane l where l.id = e.lane_id offset 0) l
-  ), kept as materialized (
-    select n.queue, n.state, posthouse.retention_of(n.queue, n.state) as keep from (select distinct n.queue, n.state from named n) n
-  )
-  select min(n.first_at + k.keep + least(k.keep / 16, interval '1 day')),
-    coalesce(max(coalesce(n.last_at + k.keep, 'infinity')) filter (where n.state <> 'failed'), '-infinity'),
-    array_agg(n.lane_id), array_agg(n.state), array_agg(k.keep)
-  into due_at, over_at, lanes, states, keeps
-  from named n join kept k on k.queue = n.queue and k.state = n.state;
-end $$;
-
--- Delete what has expired in a slice, but for some jobs that are held back.
-create or replace function posthouse.delete_expired(lo bigint, now_at timestamptz, held bigint[], lanes bigint[], states text[], keeps interval[])
-returns void
-language plpgsql
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-set plan_cache_mode = force_custom_plan
-as $$
-declare
-  gone bigint[];
-begin
-  with archived as (
-    delete from posthouse.archive a using unnest(lanes, states, keeps) k(lane_id, state, keep)
-    where a.id >= lo and a.id < lo + 10000 and k.lane_id = a.lane_id and k.state = a.state::text and a.finished_at + k.keep <= now_at
-      and not a.id = any(held)
-    returning a.id
-  ), dead as (
-    delete from posthouse.dead_letter d using unnest(lanes, states, keeps) k(lane_id, state, keep)
-    where d.id >= lo and d.id < lo + 10000 and k.lane_id = d.lane_id and k.state = 'failed' and d.failed_at + k.keep <= now_at
-      and not d.id = any(held)
-    returning d.id
-  )
-  select array_agg(g.id) into gone from (select id from archived union all select id from dead) g;
-  delete from posthouse.payload p where p.id >= lo and p.id < lo + 10000 and p.id = any(gone);
-  delete from posthouse.spare_payload p where p.id >= lo and p.id < lo + 10000 and p.id = any(gone);
-end $$;
-
--- Look after a slice: delete what has expired in it, if that is due, and note when it is due again.
-create or replace function posthouse.visit_slice(s posthouse.slice, shortest interval) returns void
-language plpgsql
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-set plan_cache_mode = force_custom_plan
-as $$
-declare
-  lo bigint := s.lower;
-  now_at timestamptz := clock_timestamp();
-  open boolean;                       -- jobs may still end here
-  held bigint[];                      -- jobs for which a dedupe key stands,
-  held_until timestamptz;             -- and until when
-  found record;
-  r posthouse.id_range;
-begin
-  -- Before the look at what has ended: a job may end in between.
-  open := s.takers is null or s.takers && posthouse.holders(array['posthouse.job_id_seq'::regclass])
-    or exists (select from posthouse.job j where j.id >= lo and j.id < lo + 10000)
-    or exists (select from posthouse.tombstone t where t.id >= lo and t.id < lo + 10000);
-  select coalesce(array_agg(d.job_id), '{}'), max(d.expires_at) into held, held_until
-  from posthouse.dedupe d where d.job_id >= lo and d.job_id < lo + 10000 and d.expires_at > now_at;
-  select * into found from posthouse.survey_slice(lo);
-  select x.* into r from posthouse.id_range x where x.lower <= lo and x.upper > lo;
-  if s.due_at = '-infinity' then
-    -- Nothing was known of it. Those next to it are looked at first: they may all be over.
-    found.due_at := greatest(found.due_at, case when found.due_at is not null then now_at end);
-  elsif found.due_at <= now_at and not open and greatest(found.over_at, held_until) <= now_at and posthouse.is_over(r, lo) then
-    -- Its partition is dropped whole.
-    found.due_at := now_at + interval '1 hour';
-  elsif found.due_at <= now_at then
-    perform posthouse.delete_expired(lo, now_at, held, found.lanes, found.states, found.keeps);
-    select * into found from posthouse.survey_slice(lo);
-    -- What is held back by its key.
-    found.due_at := case when found.due_at <= now_at then now_at + interval '1 hour' else found.due_at end;
-  end if;
-  if r.lower is null and found.lanes is null and not open then
-    delete from posthouse.slice x where x.lower = lo;
-    return;
-  end if;
-  update posthouse.slice x set
-    due_at = least(found.due_at, case when open then now_at + least(greatest(shortest, interval '5 minutes'), interval '1 day') end, 'infinity'),
-    over_at = case when open then 'infinity' else greatest(found.over_at, held_until) end
-  where x.lower = lo;
-end $$;
-
--- Delete jobs that have expired, some at a time. True: there are more.
-create or replace function posthouse.expire(budget interval default '100 milliseconds') returns boolean
-language plpgsql
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-set jit = off
-as $$
-declare
-  stop_at timestamptz := clock_timestamp() + budget;
-  shortest interval;
-  s posthouse.slice;
-begin
-  if not pg_try_advisory_xact_lock(1346912000, 6) then
-    return false;
-  end if;
-  shortest := posthouse.shortest_retention();
-  if shortest is null and not exists (select from posthouse.slice x where x.due_at < 'infinity') then
-    return false;
-  elsif shortest is not null and posthouse.cut_slices() then
-    return true;
-  end if;
-  with back as (
-    delete from posthouse.revived v where v.id in (select x.id from posthouse.revived x order by x.id limit 1000 for update skip locked) returning v.id
-  )
-  update posthouse.slice x set due_at = '-infinity', over_at = 'infinity' where x.lower in (select b.id / 10000 * 10000 from back b);
-  loop
-    select x.* into s from posthouse.slice x where x.due_at <= clock_timestamp() order by x.due_at limit 1;
-    if not found then
-      return false;
-    end if;
-    perform posthouse.visit_slice(s, shortest);
-    if clock_timestamp() >= stop_at then
-      return true;
-    end if;
-  end loop;
-end $$;

@@ -149,17 +149,19 @@ begin
   end if;
 end $$;
 
--- Whether all in a range of ids has expired, as far as its slices know, but for those who are asked by themselves.
-create or replace function posthouse.is_over(r posthouse.id_range, but_slice bigint default null) returns boolean
+-- Whether all in a range of ids has expired, as far as its slices know. `perhaps`: or may have, since nothing is known of some of them.
+create or replace function posthouse.is_over(r posthouse.id_range, perhaps boolean default false) returns boolean
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
 begin
-  return r.sliced_to >= r.upper and not exists (
-    select from posthouse.slice s
-    where s.lower >= r.lower and s.lower < r.upper and s.lower is distinct from but_slice
-      and (s.over_at > clock_timestamp() or s.takers is null));
+  -- The youngest is asked first: where any is not over, that one is not.
+  return r.sliced_to >= r.upper and (
+    select s.lower from posthouse.slice s
+    where s.lower >= r.lower and s.lower < r.upper
+      and (case when s.stale then not perhaps else s.over_at > clock_timestamp() end or s.takers is null)
+    order by s.lower desc limit 1) is null;
 end $$;
 
 -- Who holds a lock on one of these tables, by virtual transactions: everybody may see those, whoever they are.
@@ -202,7 +204,8 @@ begin
   return found;
 end $$;
 
--- Detach the partitions of a range where all has expired. False: somebody holds them, or something in it came back to life.
+-- Detach the partitions of a range where all has expired, if nobody has held their parents for a moment. False: somebody holds the
+-- partitions, or something in it came back to life.
 create or replace function posthouse.detach_range(r posthouse.id_range) returns boolean
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -214,23 +217,22 @@ as $$
 declare
   payloads regclass := posthouse.partition_of('posthouse.payload', r.lower, r.upper);
   archived regclass := posthouse.partition_of('posthouse.archive', r.lower, r.upper);
-  tables regclass[] := array['posthouse.payload', 'posthouse.archive', payloads, archived];
-  held text[];
 begin
-  -- What may take long comes before the locks. Later than this a job can only come back by posthouse.bring_home, which notes it.
-  if exists (select from posthouse.job j where j.id >= r.lower and j.id < r.upper)
-     or exists (select from posthouse.tombstone t where t.id >= r.lower and t.id < r.upper)
-     or exists (select from posthouse.dead_letter d
-                where d.id >= r.lower and d.id < r.upper and not exists (select from posthouse.spare_payload s where s.id = d.id)
-                  and exists (select from posthouse.payload p where p.id = d.id and p.id >= r.lower and p.id < r.upper)) then
+  -- Nobody changes what is kept, or what is known of slices, until this ends.
+  if not pg_try_advisory_xact_lock(1346912000, 6)
+     or not exists (select from posthouse.id_range x where x.lower = r.lower and posthouse.is_over(x)) then
     return false;
   end if;
-  held := posthouse.holders(tables);
-  if held <> '{}' then
-    perform pg_sleep(0.05);
-    if held && posthouse.holders(tables) then
-      return false;
-    end if;
+  -- What may take long comes before the locks. Later than this a job can only come back by posthouse.bring_home, which notes it.
+  if exists (select from posthouse.job j where j.id >= r.lower and j.id < r.upper)
+     or exists (select from posthouse.tombstone t where t.id >= r.lower and t.id < r.upper) then
+    return false;
+  elsif exists (select from posthouse.dead_letter d
+                where d.id >= r.lower and d.id < r.upper and not exists (select from posthouse.spare_payload s where s.id = d.id)
+                  and exists (select from posthouse.payload p where p.id = d.id and p.id >= r.lower and p.id < r.upper)) then
+    -- It failed since.
+    update posthouse.id_range x set spared = false where x.lower = r.lower;
+    return false;
   end if;
   if not pg_try_advisory_xact_lock(1346912000, 1) then
     return false;
@@ -253,7 +255,7 @@ begin
   end;
 end $$;
 
--- Drop the partitions that are detached. False: somebody still reads one.
+-- Drop the partitions of one range that are detached, going around those that somebody still reads. False: nothing could be dropped.
 create or replace function posthouse.drop_detached() returns boolean
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -263,17 +265,23 @@ set lock_timeout = '50ms'
 as $$
 declare
   d posthouse.detached;
+  of_range bigint;                    -- that was dropped
 begin
-  for d in select x.* from posthouse.detached x order by x.name loop
+  if not pg_try_advisory_xact_lock(1346912000, 6) then
+    return false;
+  end if;
+  for d in select x.* from posthouse.detached x order by x.lower, x.name loop
+    exit when d.lower <> of_range;
     -- One that somebody attached again is his.
     if to_regclass(format('posthouse.%I', d.name)) is not null
        and not exists (select from pg_inherits i where i.inhrelid = to_regclass(format('posthouse.%I', d.name))) then
       begin
         execute format('drop table posthouse.%I', d.name);
       exception when lock_not_available then
-        return false;
+        continue;
       end;
     end if;
+    of_range := d.lower;
     delete from posthouse.detached x where x.name = d.name;
     -- Slices without dead letters have nothing left, unless ids of theirs have a partition again.
     delete from posthouse.slice s
@@ -281,7 +289,7 @@ begin
       and not exists (select from posthouse.dead_letter x where x.id >= s.lower and x.id < s.lower + 10000)
       and not exists (select from posthouse.id_range r where r.lower <= s.lower and r.upper > s.lower);
   end loop;
-  return true;
+  return of_range is not null;
 end $$;
 
 -- Finish what somebody began by DETACH CONCURRENTLY and did not end: until then nothing can be put into such a partition. It is his
@@ -307,8 +315,25 @@ begin
   return true;
 end $$;
 
+-- Who has held the parents for longer than a moment. A look, and one more if there was anybody: nothing is locked.
+create or replace function posthouse.lasting_holders() returns boolean
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  parents constant regclass[] := array['posthouse.payload'::regclass, 'posthouse.archive'::regclass];
+  held text[] := posthouse.holders(parents);
+begin
+  if held = '{}' then
+    return false;
+  end if;
+  perform pg_sleep(0.05);
+  return held && posthouse.holders(parents);
+end $$;
+
 -- One step of dropping partitions: `idle` (there is nothing to drop), `busy` (somebody holds what is to be dropped: look again
--- soon), or what it did: `spared` (payloads of dead letters put aside), `detached`, `dropped`. After these there may be more.
+-- soon), or what it did: `spared` (payloads of dead letters put aside), `detached` (to be dropped by the next step), `dropped`. After these
+-- there may be more.
 create or replace function posthouse.retire() returns text
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -316,29 +341,35 @@ set jit = off
 as $$
 declare
   r posthouse.id_range;
-  free boolean;
+  busy boolean;
 begin
   -- What came back to life is looked for again once the locks are held.
   perform posthouse.check_isolation();
-  if not pg_try_advisory_xact_lock(1346912000, 6) then
+  if not pg_try_advisory_xact_lock(1346912000, 7) then
     return 'idle';
-  elsif exists (select from posthouse.detached) then
-    return case when posthouse.drop_detached() then 'dropped' else 'busy' end;
+  elsif exists (select from posthouse.detached) and posthouse.drop_detached() then
+    return 'dropped';
   end if;
-  free := posthouse.finish_detaches();
-  -- Few at a time, since each may be waited for; any of them, since one may be held for long.
+  busy := not posthouse.finish_detaches() or exists (select from posthouse.detached);
+  -- Any of them, since one may be held for long.
   for r in
     select x.* from posthouse.id_range x
-    where x.upper <= (select s.last_value from posthouse.job_id_seq s) and posthouse.is_over(x) order by random() limit 3
+    where x.upper <= (select s.last_value + 1 from posthouse.job_id_seq s) and posthouse.is_over(x) order by random()
   loop
-    if posthouse.spare_payloads(r.lower, r.upper) then
-      return 'spared';
-    elsif posthouse.detach_range(r) then
-      return 'detached';
+    if not r.spared then
+      if posthouse.spare_payloads(r.lower, r.upper) then
+        return 'spared';
+      end if;
+      update posthouse.id_range x set spared = true where x.lower = r.lower;
     end if;
-    free := false;
+    -- All that is done while somebody reads.
+    if posthouse.holders(array[posthouse.partition_of('posthouse.payload', r.lower, r.upper),
+         posthouse.partition_of('posthouse.archive', r.lower, r.upper)]) = '{}' then
+      return case when not posthouse.lasting_holders() and posthouse.detach_range(r) then 'detached' else 'busy' end;
+    end if;
+    busy := true;
   end loop;
-  return case when free then 'idle' else 'busy' end;
+  return case when busy then 'busy' else 'idle' end;
 end $$;
 
 -- Statistics of the parents, which autovacuum never makes: where their number of rows has changed by a tenth. A small sample
@@ -355,7 +386,12 @@ begin
   foreach parent in array array['payload', 'archive'] loop
     if (select abs(sum(pg_stat_get_live_tuples(i.inhrelid)) - min(p.reltuples)) > 1000 + 0.1 * min(p.reltuples)
         from pg_inherits i join pg_class p on p.oid = i.inhparent where i.inhparent = ('posthouse.' || parent)::regclass) then
-      execute format('analyze posthouse.%I', parent);
+      begin
+        execute format('analyze posthouse.%I', parent);
+      exception when lock_not_available then
+        -- A vacuum, or partitions that are made just now: it comes again, and nothing has failed.
+        null;
+      end;
     end if;
   end loop;
 end $$;

@@ -40,6 +40,7 @@ as $$
     ('tidy', 'owner', array['worker']),
     ('retire', 'owner', array['worker']),
     ('due_sweeps', 'owner', array['worker']),
+    ('more_due_in', 'owner', array['worker']),
     ('begin_sweep', 'owner', array['worker']),
     ('end_sweep', 'owner', array['worker']),
     ('due_schedules', 'owner', array['worker']),

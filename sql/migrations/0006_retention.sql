@@ -13,15 +13,17 @@ create index kind_drops on posthouse.kind (name) where drops_payload;
 
 create table posthouse.slice (
   lower   bigint primary key,             -- ids from here, 10,000 of them
-  due_at  timestamptz not null,           -- when it is looked at again
-  over_at timestamptz not null,           -- when everything done or cancelled in it has expired; infinity: not known, or never
+  stale   boolean not null default true,  -- what the next two say is not known, or may no longer hold
+  due_at  timestamptz not null default 'infinity', -- when something in it is to be deleted, or may be
+  over_at timestamptz not null default 'infinity', -- when everything done or cancelled in it has expired; infinity: not yet known, or never
   takers  text[]                          -- transactions that were open when its last id was handed out, and may hold some of them; null: it was not yet
 ) with (fillfactor = 50);
-create index slice_due on posthouse.slice (due_at);
+create index slice_due on posthouse.slice (due_at, lower);
+create index slice_stale on posthouse.slice (lower) where stale;
 create index slice_open on posthouse.slice (lower) where takers is null;
 
--- Slices of a range are made as its ids are handed out.
-alter table posthouse.id_range add column sliced_to bigint;
+-- Slices of a range are made as its ids are handed out. `spared`: the payloads of its dead letters have been put aside.
+alter table posthouse.id_range add column sliced_to bigint, add column spared boolean not null default false;
 update posthouse.id_range set sliced_to = lower;
 alter table posthouse.id_range alter column sliced_to set not null;
 
@@ -56,4 +58,5 @@ begin
 end $$;
 
 insert into posthouse.sweep (name, every, pause) values
-  ('expire', '1 second', 4), ('retire', '2 seconds', 3), ('analyze', '1 minute', 50);
+  -- Each rests so many times as long as it worked: nobody is in a hurry.
+  ('slices', '1 second', 50), ('expire', '1 second', 20), ('retire', '2 seconds', 100), ('analyze', '1 minute', 50);

@@ -92,6 +92,7 @@ const FUNCTIONS: &[&str] = &[
     include_str!("../../sql/functions/70_retention.sql"),
     include_str!("../../sql/functions/71_partitions.sql"),
     include_str!("../../sql/functions/72_schedules.sql"),
+    include_str!("../../sql/functions/73_expiry.sql"),
     include_str!("../../sql/functions/75_alerts.sql"),
     include_str!("../../sql/functions/77_doctor.sql"),
     include_str!("../../sql/functions/78_gauges.sql"),

@@ -56,8 +56,12 @@ pub enum Retired {
     Idle,
     /// Somebody holds what is to be dropped; nobody waits for him.
     Busy,
-    /// There may be another step.
-    Went,
+    /// Payloads of dead letters were put aside. There may be another step.
+    Spared,
+    /// A partition was detached, and can be dropped.
+    Detached,
+    /// It was dropped. There may be another one.
+    Dropped,
 }
 
 /// What the database takes for ever.
@@ -95,7 +99,9 @@ impl Store {
         match &*step {
             "idle" => Ok(Retired::Idle),
             "busy" => Ok(Retired::Busy),
-            "spared" | "detached" | "dropped" => Ok(Retired::Went),
+            "spared" => Ok(Retired::Spared),
+            "detached" => Ok(Retired::Detached),
+            "dropped" => Ok(Retired::Dropped),
             _ => Err(Error::schema(format!("retire answered {step:?}, which this version does not know"))),
         }
     }

@@ -40,8 +40,10 @@ pub struct Tidied {
     pub alerts: Vec<AlertMessage>,
     /// The parts that failed. They come again.
     pub failed: Vec<FailedSweep>,
-    /// There is more to do at once.
+    /// Something is left to do.
     pub more: bool,
+    /// In how many milliseconds a part is due again: a second at most.
+    pub wait_ms: u32,
 }
 
 /// A part of the sweep that failed. It is counted and comes again.
@@ -118,6 +120,13 @@ impl Store {
     pub async fn due_sweeps(&self) -> Result<Vec<String>> {
         let rows = self.call("select posthouse.due_sweeps()", Vec::new()).await?;
         rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
+    }
+
+    /// How long until the first part is due that left something to do; `None`: none did. For whoever goes on with it.
+    pub async fn more_due_in(&self) -> Result<Option<Duration>> {
+        let row = self.call_one("select posthouse.more_due_in()", Vec::new()).await?;
+        let in_ms: Option<i32> = row.try_get(0)?;
+        Ok(in_ms.map(|in_ms| Duration::from_millis(in_ms.max(0).unsigned_abs().into())))
     }
 
     /// Do what is due of the housekeeping that Postgres does by itself, or only one part of it. Cheap when nothing is.

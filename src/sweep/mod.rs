@@ -29,8 +29,8 @@ pub use schedules::{Round, fire_at as fire_schedules_at};
 
 /// Between two looks at what is due, before jitter.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Before the next look when a part left something to do.
-const GO_ON: Duration = Duration::from_millis(50);
+/// Before the next look when a part left something to do, at least.
+const GO_ON: Duration = Duration::from_millis(20);
 /// A worker that starts has its first jobs to claim; nothing is so untidy that it could not wait for that.
 const FIRST: Duration = Duration::from_secs(1);
 /// No answer about the schema is waited for longer.
@@ -135,14 +135,15 @@ impl Presence {
 pub(crate) async fn sweep(database: Database, emit: Emit, presence: Option<Presence>) {
     let store = database.store("sweep");
     let first = Instant::now() + FIRST;
-    let mut parts = Parts { store, emit, presence, rescue: Rescue::default(), rescue_at: first };
+    let mut parts = Parts { store, emit, presence, rescue: Rescue::default(), rescue_at: first, goes_on: false };
     let mut look_at = first;
     loop {
         sleep_until(look_at.min(parts.rescue_at).into()).await;
         parts.rescue_if_due().await;
         if look_at <= Instant::now() {
-            let more = parts.look().await;
-            look_at = Instant::now() + jitter(if more { GO_ON } else { LOOK_EVERY });
+            let more_in = parts.look().await;
+            look_at = Instant::now()
+                + more_in.map_or(LOOK_EVERY, |more_in| more_in.clamp(GO_ON, LOOK_EVERY)).min(jitter(LOOK_EVERY));
         }
     }
 }
@@ -154,6 +155,8 @@ struct Parts {
     presence: Option<Presence>,
     rescue: Rescue,
     rescue_at: Instant,
+    /// Some part was left with something to do by a run of ours: we go on with it, others need not hurry.
+    goes_on: bool,
 }
 
 impl Parts {
@@ -163,7 +166,7 @@ impl Parts {
         match part {
             // What takes several transactions, or code that Postgres has not.
             "rescue" => in_pieces(store, part, rescue.run(store, emit)).await,
-            "retire" => in_pieces(store, part, retention::retire(store)).await,
+            "retire" => retention::retire(store, part).await,
             "schedules" => in_pieces(store, part, async { Ok(schedules::fire(store, None).await?.more) }).await,
             // What one transaction can do.
             _ => {
@@ -177,8 +180,8 @@ impl Parts {
         }
     }
 
-    /// Asks what is due and runs it, the rescue in between. Says whether something is left to do at once.
-    async fn look(&mut self) -> bool {
+    /// Asks what is due and runs it, the rescue in between. If something is left to do, says in how long.
+    async fn look(&mut self) -> Option<Duration> {
         let began = Instant::now();
         let due = match self.store.due_sweeps().await {
             Ok(due) => {
@@ -187,26 +190,32 @@ impl Parts {
             }
             Err(error) => {
                 self.broken("what is due", &error);
-                return false;
+                return None;
             }
         };
-        let mut more = false;
         for part in &due {
             self.rescue_if_due().await;
             let began = Instant::now();
             match self.run(part).await {
-                Ok(left) => more |= left,
+                Ok(left) => self.goes_on |= left,
                 Err(error) => {
                     self.broken(part, &error);
                     if self.store.end_sweep(part, began.elapsed(), Err(&error.to_string())).await.is_err() {
                         // Postgres itself is away, or refuses whatever we ask.
-                        return false;
+                        return None;
                     }
                 }
             }
         }
         (self.emit)(&Event::Swept { parts: due.len(), took: began.elapsed() });
-        more
+        self.more_in().await
+    }
+
+    /// In how long there is something to go on with.
+    async fn more_in(&mut self) -> Option<Duration> {
+        let more_in = if self.goes_on { self.store.more_due_in().await.ok().flatten() } else { None };
+        self.goes_on = more_in.is_some();
+        more_in
     }
 
     async fn rescue_if_due(&mut self) {

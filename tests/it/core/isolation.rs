@@ -42,10 +42,10 @@ const INTERNAL: &[&str] = &[
     // 50_operate, 51_filter, 52_dead_letters, 55_explain
     "revive_cancelled pick_jobs who_asks note_redriven check_changes change_payload changed_lane redrive_batch move_dead dead_filter forget_redrives held_by",
     // 60_sweep, 70_retention
-    "is_due take_sweep sweep_part oldest_writer advance_floors rescue_stragglers fold settle_unrecorded forget",
-    // 70_retention, 71_partitions
-    "shortest_retention cut_slices survey_slice delete_expired visit_slice expire partition_of make_range make_partitions house bring_home
-     partitions_ahead is_over holders spare_payloads detach_range drop_detached finish_detaches analyze_parents",
+    "due_in is_due take_sweep sweep_part oldest_writer advance_floors rescue_stragglers fold settle_unrecorded forget",
+    // 70_retention, 71_partitions, 73_expiry
+    "shortest_retention cut_slices survey_slice delete_expired is_open visit_slice survey_slices expire partition_of make_range make_partitions house bring_home
+     partitions_ahead is_over holders lasting_holders spare_payloads detach_range drop_detached finish_detaches analyze_parents",
     // 72_schedules
     "check_schedule refuse_unknown_schedule jitter_of",
     // 75_alerts

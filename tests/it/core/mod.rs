@@ -41,6 +41,7 @@ mod serial;
 mod settings;
 mod settle;
 mod shares;
+mod slices;
 mod support;
 mod sweeps;
 mod usage;

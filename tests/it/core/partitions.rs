@@ -11,11 +11,12 @@ use crate::worker_support::{Background, worker_at};
 
 /// Sweep what has expired until nothing is left to do.
 pub(super) async fn expire(s: &Session) {
+    while s.get::<bool>("select posthouse.survey_slices()").await {}
     while s.get::<bool>("select posthouse.expire()").await {}
 }
 
 /// Go on with dropping until there is nothing more to do, or somebody is in the way. Answers with the steps.
-async fn retire(s: &Session) -> Vec<String> {
+pub(super) async fn retire(s: &Session) -> Vec<String> {
     let mut steps = Vec::new();
     loop {
         let step: String = s.get("select posthouse.retire()").await;
@@ -48,8 +49,13 @@ async fn ranges(s: &Session) -> Vec<i64> {
 
 /// A queue that keeps jobs for 30 days, and jobs in its first partition that were done 40 days ago, with ids up to 10,000 or
 /// so; the ids since are in the third one.
-async fn old_jobs() -> (Queue, Session, Worker) {
+pub(super) async fn old_jobs() -> (Queue, Session, Worker) {
     let (queue, s) = Queue::with_session().await;
+    let worker = old_jobs_in(&s).await;
+    (queue, s, worker)
+}
+
+pub(super) async fn old_jobs_in(s: &Session) -> Worker {
     let worker = s.worker_of(&["q"], &["k"], 3_600_000).await;
     s.run("select posthouse.set_queue('q', '30 days')").await;
     let id = s.enqueue("kind => 'k', queue => 'q', payload => '{\"a\": 1}'").await;
@@ -62,11 +68,11 @@ async fn old_jobs() -> (Queue, Session, Worker) {
          update posthouse.archive set finished_at = finished_at - interval '40 days'",
     )
     .await;
-    (queue, s, worker)
+    worker
 }
 
 /// Let ids be handed out up to here.
-async fn ids_up_to(s: &Session, id: i64) {
+pub(super) async fn ids_up_to(s: &Session, id: i64) {
     s.run(&format!("select setval('posthouse.job_id_seq', {id}); select posthouse.partitions_ahead()")).await;
 }
 
@@ -135,7 +141,8 @@ async fn two_sweepers_share_the_work() {
     let other = queue.session().await;
     let sweep = async |s: &Session| {
         for _ in 0..200 {
-            s.run("select posthouse.expire(), posthouse.retire(), posthouse.partitions_ahead()").await;
+            s.run("select posthouse.survey_slices(), posthouse.expire(), posthouse.retire(), posthouse.partitions_ahead()")
+                .await;
             if s.count("posthouse.id_range").await == 2 {
                 break;
             }
@@ -273,7 +280,7 @@ async fn late_enqueue(look_at_takers: bool) -> bool {
     wait_until(SOON, "the second enqueue waits", async || s.count("pg_locks where not granted").await > 0).await;
     ids_up_to(&s, 1_100_000).await;
     if !look_at_takers {
-        s.cripple("visit_slice", "s.takers && ", "false and s.takers && ").await;
+        s.cripple("is_open", "takers && now_taking", "false").await;
     }
     expire(&s).await;
     let steps = retire(&s).await;
@@ -412,8 +419,8 @@ async fn with_retention_they_stay_as_small_as_what_is_kept() {
     for last in (1..50).map(|n| n * 1_000_000 + 500_000) {
         ids_up_to(&s, last).await;
         s.run(&format!(
-            "insert into posthouse.slice (lower, due_at, over_at, takers)
-               select n, 'infinity', '-infinity', '{{}}' from generate_series(0, {last} - 4000000, 10000) n on conflict do nothing;
+            "insert into posthouse.slice (lower, stale, over_at, takers)
+               select n, false, '-infinity', '{{}}' from generate_series(0, {last} - 4000000, 10000) n on conflict do nothing;
              update posthouse.id_range set sliced_to = upper where upper < {last} - 4000000"
         ))
         .await;

@@ -56,7 +56,7 @@ async fn each_part_runs_once_an_interval_in_the_fleet() {
     s.run(&format!("{DUE}; begin; select posthouse.tidy()")).await;
     other.run("set lock_timeout = '2s'").await;
     let answer = json!({"alerts": [], "failed": [], "more": false});
-    assert_eq!(other.get::<Value>("select posthouse.tidy()").await, answer);
+    assert_eq!(other.get::<Value>("select posthouse.tidy() - 'wait_ms'").await, answer);
     assert!(!other.get::<bool>("select posthouse.begin_sweep('floors')").await);
     s.run("commit").await;
     // Partitions are made a million ids ahead.
@@ -167,6 +167,24 @@ async fn what_takes_several_transactions_is_taken_once_and_written_down() {
     s.run("update posthouse.sweep set ran_at = clock_timestamp() - interval '2 minutes' where name = 'rescue'").await;
     assert!(s.get::<bool>("select late from posthouse.sweeps where name = 'rescue'").await);
     assert!(other.get::<bool>("select posthouse.begin_sweep('rescue')").await);
+}
+
+#[tokio::test]
+async fn who_sweeps_is_told_when_there_is_something_to_do_again() {
+    let (_queue, s) = Queue::with_session().await;
+    let wait_ms = "select (posthouse.tidy('nonsense') ->> 'wait_ms')::int";
+    assert_eq!(s.get::<i32>(wait_ms).await, 0, "nothing ran yet");
+    s.run("update posthouse.sweep set ran_at = clock_timestamp() + interval '4 seconds'").await;
+    assert_eq!(s.get::<i32>(wait_ms).await, 1_000, "a second at most");
+    assert_eq!(s.get::<Option<i32>>("select posthouse.more_due_in()").await, None);
+    // A part that left some to do rests for fifty times as long as it took.
+    s.run("update posthouse.sweep set ran_at = clock_timestamp() + interval '500 milliseconds', took_ms = 2, more = true where name = 'slices'")
+        .await;
+    let (wait, more): (i32, Option<i32>) = (s.get(wait_ms).await, s.get("select posthouse.more_due_in()").await);
+    assert!((1..=600).contains(&wait) && (1..=600).contains(&more.unwrap()), "{wait} {more:?}");
+    // A clock that was set back does not keep it for long.
+    s.run("update posthouse.sweep set ran_at = clock_timestamp() + interval '1 day' where name = 'slices'").await;
+    assert_eq!(s.get::<Option<i32>>("select posthouse.more_due_in()").await, Some(0));
 }
 
 #[tokio::test]
