@@ -2476,7 +2476,7 @@ declare
   archived regclass := posthouse.partition_of('posthouse.archive', r.lower, r.upper);
 begin
   -- Nobody changes what is kept, or what is known of slices, until this ends.
-  if not pg_try_advisory_xact_lock(1346912000, 6)
+  if payloads is null or archived is null or not pg_try_advisory_xact_lock(1346912000, 6)
      or not exists (select from posthouse.id_range x where x.lower = r.lower and posthouse.is_over(x)) then
     return false;
   end if;
@@ -2959,13 +2959,14 @@ end $function$
 
 CREATE OR REPLACE FUNCTION posthouse.due_in(s posthouse.sweep)
  RETURNS double precision
- LANGUAGE sql
+ LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
-  select case when s.ran_at > clock_timestamp() + interval '5 seconds' then 0 else greatest(0, 1000 * (
+begin
+  return case when s.ran_at > clock_timestamp() + interval '5 seconds' then 0 else greatest(0, 1000 * (
     extract(epoch from s.ran_at + greatest(case when s.more then interval '0' else s.every end, s.took_ms * s.pause * interval '1 millisecond'))::float8
-    - extract(epoch from clock_timestamp())::float8)) end
-$function$
+    - extract(epoch from clock_timestamp())::float8)) end;
+end $function$
 ;
 
 CREATE OR REPLACE FUNCTION posthouse.due_schedules(most integer, at timestamp with time zone DEFAULT NULL::timestamp with time zone)
@@ -4475,11 +4476,12 @@ $function$
 
 CREATE OR REPLACE FUNCTION posthouse.is_due(s posthouse.sweep)
  RETURNS boolean
- LANGUAGE sql
+ LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
-  select posthouse.due_in(s) = 0
-$function$
+begin
+  return posthouse.due_in(s) = 0;
+end $function$
 ;
 
 CREATE OR REPLACE FUNCTION posthouse.is_empty(worker uuid)

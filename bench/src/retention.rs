@@ -23,6 +23,8 @@ const WARM_UP: u32 = 10;
 const OLD: &str = "old";
 /// The one that is at work.
 const NEW: &str = "new";
+/// Ids that are left to what is being enqueued when history is put behind it.
+const ROOM: i64 = 10_000;
 /// Rows that are made in one statement.
 const CHUNK: i64 = 500_000;
 /// Longer than the sweep takes to read a history at its pace, and to drop a partition.
@@ -40,7 +42,9 @@ pub(crate) async fn archived(scratch: &Scratch, sizes: &Sizes) -> Result<Vec<Sam
         claims.forget();
         turns(&mut claims, sizes.reader_time / 4).await?;
         let before = [take(&mut claims.claims), take(&mut claims.settles)];
-        let first: i64 = client.query_one("select last_value + 1 from posthouse.job_id_seq", &[]).await?.get(0);
+        // Jobs that are on their way into the queue take ids yet.
+        let first = format!("select last_value + {ROOM} from posthouse.job_id_seq");
+        let first: i64 = client.query_one(&first, &[]).await?.get(0);
         let rows = i64::from(sizes.archived);
         // Their partitions first, as the sweep would have made them over time.
         client.batch_execute(&format!(

@@ -9,21 +9,23 @@
 -- In how many milliseconds a part is due, from 0 on. The interval grows to `pause` times what the part took last time, so that it stays
 -- below a fiftieth of one core, unless a part is given more. One that ran at a time still to come is due now: the clock has been set back.
 create or replace function posthouse.due_in(s posthouse.sweep) returns float8
-language sql volatile
+language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $$
-  select case when s.ran_at > clock_timestamp() + interval '5 seconds' then 0 else greatest(0, 1000 * (
+begin
+  return case when s.ran_at > clock_timestamp() + interval '5 seconds' then 0 else greatest(0, 1000 * (
     extract(epoch from s.ran_at + greatest(case when s.more then interval '0' else s.every end, s.took_ms * s.pause * interval '1 millisecond'))::float8
-    - extract(epoch from clock_timestamp())::float8)) end
-$$;
+    - extract(epoch from clock_timestamp())::float8)) end;
+end $$;
 
 -- Whether a part is due.
 create or replace function posthouse.is_due(s posthouse.sweep) returns boolean
-language sql volatile
+language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $$
-  select posthouse.due_in(s) = 0
-$$;
+begin
+  return posthouse.due_in(s) = 0;
+end $$;
 
 -- In how many milliseconds the first part is due that left some to do; null: none did. For whoever goes on with it.
 create or replace function posthouse.more_due_in() returns int

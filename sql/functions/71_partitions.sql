@@ -219,7 +219,7 @@ declare
   archived regclass := posthouse.partition_of('posthouse.archive', r.lower, r.upper);
 begin
   -- Nobody changes what is kept, or what is known of slices, until this ends.
-  if not pg_try_advisory_xact_lock(1346912000, 6)
+  if payloads is null or archived is null or not pg_try_advisory_xact_lock(1346912000, 6)
      or not exists (select from posthouse.id_range x where x.lower = r.lower and posthouse.is_over(x)) then
     return false;
   end if;

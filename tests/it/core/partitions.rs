@@ -59,7 +59,7 @@ pub(super) async fn old_jobs_in(s: &Session) -> Worker {
     let worker = s.worker_of(&["q"], &["k"], 3_600_000).await;
     s.run("select posthouse.set_queue('q', '30 days')").await;
     let id = s.enqueue("kind => 'k', queue => 'q', payload => '{\"a\": 1}'").await;
-    worker.claim(&s, 10).await;
+    worker.claim(s, 10).await;
     assert_eq!(said(&s.settle(worker.id, &done(id, 1)).await), [("applied", Some("done"))]);
     s.run(
         "insert into posthouse.archive (id, lane_id, created_at, finished_at, fence, attempt, max_attempts, state)
