@@ -260,13 +260,14 @@ create table posthouse.lane (
   kind text not null,
   ready_at timestamp with time zone not null,
   awake_until timestamp with time zone not null,
+  in_use_until timestamp with time zone not null default '-infinity'::timestamp with time zone,
   naps integer not null default 0,
   gates text[] not null default '{}'::text[],
   serial text not null default ''::text,
   blocked_by bigint,
   limited boolean not null default false,
   constraint lane_pkey PRIMARY KEY (id)
-) with (fillfactor=70);
+) with (fillfactor=30);
 CREATE INDEX lane_blocked ON posthouse.lane USING btree (blocked_by, awake_until) WHERE (blocked_by IS NOT NULL);
 CREATE INDEX lane_blocked_tenant ON posthouse.lane USING btree (COALESCE(blocked_by, (0)::bigint), tenant) WHERE (COALESCE(blocked_by, (0)::bigint) > 0);
 CREATE INDEX lane_limited_queue ON posthouse.lane USING btree (queue) WHERE (limited AND ((ready_at < 'infinity'::timestamp with time zone) OR (blocked_by IS NOT NULL)));
@@ -276,8 +277,10 @@ CREATE INDEX lane_ready ON posthouse.lane USING btree (queue, priority, id) INCL
 
 create table posthouse.lane_floor (
   lane_id bigint not null,
-  floor_at timestamp with time zone not null,
-  constraint lane_floor_pkey PRIMARY KEY (lane_id, floor_at)
+  seq bigint generated always as identity not null,
+  floor_at timestamp with time zone,
+  behind boolean not null,
+  constraint lane_floor_pkey PRIMARY KEY (lane_id, seq)
 );
 
 create table posthouse.meta (
@@ -678,24 +681,42 @@ CREATE OR REPLACE FUNCTION posthouse.advance_floors()
  SET enable_bitmapscan TO 'off'
 AS $function$
 declare
+  common posthouse.lane_floor;
   safe timestamptz;
+  step constant interval := '100 milliseconds';
 begin
   if not pg_try_advisory_xact_lock(1346912000, 2) then
     return;
   end if;
+  common := posthouse.common_floor();
   safe := greatest(posthouse.oldest_writer(), clock_timestamp() - interval '30 seconds');
-  insert into posthouse.lane_floor (lane_id, floor_at)
-  select l.id, least(coalesce(j.run_at, safe), safe)
-  from posthouse.lane l
-  cross join lateral (select coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
-                                       order by f.floor_at desc limit 1), '-infinity') as floor_at) f
-  left join lateral (
-    select j.run_at from posthouse.job j
-    where j.lane_id = l.id and j.state = 'queued' and j.run_at >= f.floor_at
-    order by j.lane_id, j.run_at, j.id limit 1) j on true
-  where l.ready_at < 'infinity' and l.ready_at <= clock_timestamp()
-    and least(coalesce(j.run_at, safe), safe) > case when f.floor_at = '-infinity' then f.floor_at else f.floor_at + interval '100 milliseconds' end
-  on conflict do nothing;
+  with awake as (
+    select l.id, false as held from posthouse.lane l where l.ready_at < 'infinity' and l.ready_at <= clock_timestamp() and l.blocked_by is null
+    union all
+    select l.id, true from posthouse.lane l where l.blocked_by is not null
+  ), looked as materialized (
+    select l.id, f.floor_at, least(coalesce(j.run_at, case when l.held then f.floor_at end, safe), safe) as oldest
+    from awake l
+    cross join lateral (
+      select (select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id order by f.seq desc limit 1) as floor_at offset 0) f
+    left join lateral (
+      select j.run_at from posthouse.job j
+      where j.lane_id = l.id and j.state = 'queued' and j.run_at >= coalesce(case when common.behind then f.floor_at end, common.floor_at)
+        and not (l.held and f.floor_at is not null)
+      order by j.lane_id, j.run_at, j.id limit 1) j on true
+  ), next as materialized (
+    select n.floor_at, exists (select from looked l where l.oldest < n.floor_at) as behind
+    from (
+      select case when coalesce(n.oldest, safe) > common.floor_at + step or common.floor_at = '-infinity' then coalesce(n.oldest, safe)
+        else common.floor_at end as floor_at
+      from (select min(l.oldest) filter (where l.oldest >= safe - interval '2 seconds') as oldest from looked l having count(*) > 0) n) n
+  )
+  insert into posthouse.lane_floor (lane_id, floor_at, behind)
+  select 0, n.floor_at, n.behind from next n where (n.floor_at, n.behind) is distinct from (common.floor_at, common.behind)
+  union all
+  select l.id, case when l.oldest < n.floor_at then l.oldest end, false
+  from looked l cross join next n
+  where case when l.oldest < n.floor_at then l.floor_at is null or l.oldest > l.floor_at + step else l.floor_at is not null end;
 end $function$
 ;
 
@@ -813,6 +834,7 @@ CREATE OR REPLACE FUNCTION posthouse.backlog(queue text)
  SET plan_cache_mode TO 'force_generic_plan'
 AS $function$
 declare
+  common posthouse.lane_floor := posthouse.common_floor();
   running bigint;
   due bigint;
 begin
@@ -825,8 +847,8 @@ begin
   from (
     select 1
     from posthouse.lane l
-    cross join lateral (select coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
-                                         order by f.floor_at desc limit 1), '-infinity') as floor_at offset 0) f
+    cross join lateral (select coalesce(case when common.behind then (
+      select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id order by f.seq desc limit 1) end, common.floor_at) as floor_at offset 0) f
     cross join lateral (
       select from posthouse.job j
       where j.lane_id = l.id and j.state = 'queued' and j.run_at <= clock_timestamp() and j.run_at >= f.floor_at limit 10000) j
@@ -1717,6 +1739,7 @@ declare
   took record;
   jobs posthouse.job[] := '{}';
   empty bigint[] := '{}';
+  idle bigint[] := '{}';              -- of these, those whose time awake is over
   part int;
   level bigint := -3000000000;  -- below every int
   oldest bigint;
@@ -1770,6 +1793,7 @@ begin
     select * into took from posthouse.claim_level(claim.worker, w.queues, w.kinds, level::int, max_jobs - cardinality(jobs), after_lane, due, gated, wait);
     jobs := jobs || took.jobs;
     empty := empty || took.empty;
+    idle := idle || took.idle;
     if gated then
       wait := wait and not took.held;
       blocked := blocked || took.blocked;
@@ -1793,10 +1817,10 @@ begin
   if blocked <> '{}' then
     perform posthouse.block_lanes(blocked, blockers, members, untils);
   end if;
-  if empty <> '{}' then
+  if idle <> '{}' then
     -- Others at every claim where there are more.
-    part := ((claim.seq % cardinality(empty)) * 64) % cardinality(empty);
-    perform posthouse.rest_lane(l.id) from posthouse.lane l where l.id = any(empty[part + 1:part + 64]) and l.awake_until < clock_timestamp();
+    part := ((claim.seq % cardinality(idle)) * 64) % cardinality(idle);
+    perform posthouse.rest_lane(l) from unnest(idle[part + 1:part + 64]) l;
   end if;
   return query
     select j.id, j.fence + 1::bigint, j.attempt + 1, j.max_attempts, l.kind, l.queue, l.tenant, l.priority, p.payload, j.timeout_ms,
@@ -1807,7 +1831,7 @@ begin
 end $function$
 ;
 
-CREATE OR REPLACE FUNCTION posthouse.claim_level(worker uuid, queues text[], kinds text[], priority integer, max_jobs integer, after_lane bigint, due timestamp with time zone, gated boolean, wait boolean, OUT jobs posthouse.job[], OUT empty bigint[], OUT blocked bigint[], OUT blockers bigint[], OUT members text[], OUT untils timestamp with time zone[], OUT held boolean)
+CREATE OR REPLACE FUNCTION posthouse.claim_level(worker uuid, queues text[], kinds text[], priority integer, max_jobs integer, after_lane bigint, due timestamp with time zone, gated boolean, wait boolean, OUT jobs posthouse.job[], OUT empty bigint[], OUT idle bigint[], OUT blocked bigint[], OUT blockers bigint[], OUT members text[], OUT untils timestamp with time zone[], OUT held boolean)
  RETURNS record
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1837,6 +1861,9 @@ declare
   wide boolean;                       -- all lanes of a tenant are offered, whichever is the oldest
   visited bigint[];
   visitors text[];                    -- their tenants
+  over bigint[];                      -- those of them whose time awake is over,
+  ending bigint[];                    -- or ends about now
+  found_empty bigint[];
   gave bigint[];
   after_lanes bigint[] := array[after_lane, 0];
   upto_lanes bigint[] := array[9223372036854775807, after_lane];
@@ -1844,17 +1871,20 @@ declare
 begin
   jobs := '{}';
   empty := '{}';
+  idle := '{}';
   held := false;
   blocked := '{}'; blockers := '{}'; members := '{}'; untils := '{}';
   loop
     -- A window of at most 256 ready lanes: those behind the cursor, then those from the start up to the cursor.
-    select array_agg(r.id), array_agg(r.tenant), max(r.part) into lanes, tenants, part
+    select array_agg(r.id), array_agg(r.tenant), max(r.part), array_agg(r.id) filter (where r.awake_until < due),
+      array_agg(r.id) filter (where r.awake_until between due - interval '5 seconds' and due + interval '5 seconds')
+    into lanes, tenants, part, over, ending
     from (
-      select l.id, l.tenant, b.part
+      select l.id, l.tenant, b.part, l.awake_until
       from unnest(queues) q(name)
       cross join unnest(after_lanes, upto_lanes) with ordinality b(after_lane, upto_lane, part)
       cross join lateral (
-        select l.id, l.tenant from posthouse.lane l
+        select l.id, l.tenant, greatest(l.awake_until, l.in_use_until) as awake_until from posthouse.lane l
         where l.queue = q.name and l.priority = claim_level.priority and l.id > b.after_lane and l.id <= b.upto_lane
           and l.ready_at < 'infinity' and l.ready_at <= due and l.kind = any(kinds)
         order by l.queue, l.priority, l.id limit 256) l
@@ -1950,16 +1980,24 @@ begin
       join unnest(lanes, quotas) with ordinality v(lane_id, quota, ord) on v.lane_id = g.lane_id and v.quota = g.jobs
       join posthouse.lane l on l.id = g.lane_id;
     end loop;
+    found_empty := '{}';
     if gave = '{}' and blocked = '{}' then
-      empty := empty || visited;
+      found_empty := visited;
     elsif gave = '{}' or (cardinality(visited) > 1 and not (cardinality(jobs) >= max_jobs and gave = visited[:cardinality(gave)])) then
       -- Nobody looked into those behind the last one that gave, where it filled the claim; often that is all.
-      empty := empty || array(
+      found_empty := array(
         select v.lane_id
         from (select u.lane_id, u.place, g.lane_id is not null as gave, max(u.place) filter (where g.lane_id is not null) over () as last
               from unnest(visited) with ordinality u(lane_id, place)
               left join (select distinct x from unnest(gave || blocked) x) g(lane_id) on g.lane_id = u.lane_id) v
         where not v.gave and (cardinality(jobs) < max_jobs or v.place < v.last));
+    end if;
+    empty := empty || found_empty;
+    if over is not null and found_empty <> '{}' then
+      idle := idle || array(select o from unnest(over) o where o = any(found_empty));
+    end if;
+    if ending is not null and gave && ending then
+      perform posthouse.keep_awake(array(select e from unnest(ending) e where e = any(gave)));
     end if;
     exit when cardinality(jobs) >= max_jobs or ready < 256;
     if part = 1 then
@@ -2046,6 +2084,22 @@ begin
     from posthouse.gate g
     where g.name >= 'endpoint:' and g.name < 'endpoint;' and g.closed_at is not null
       and (g.closed_until > clock_timestamp() or g.closed_by in ('provider', 'breaker'));
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.common_floor()
+ RETURNS posthouse.lane_floor
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+AS $function$
+declare
+  common posthouse.lane_floor;
+begin
+  select * into common from posthouse.lane_floor f where f.lane_id = 0 order by f.seq desc limit 1;
+  common.floor_at := coalesce(common.floor_at, '-infinity');
+  return common;
 end $function$
 ;
 
@@ -2204,6 +2258,8 @@ CREATE OR REPLACE FUNCTION posthouse.count_waiting(scope text, name text, most b
  SET plan_cache_mode TO 'force_generic_plan'
  SET jit TO 'off'
 AS $function$
+declare
+  common posthouse.lane_floor := posthouse.common_floor();
 begin
   -- Lanes that sleep with nothing to hold them back have no work; from the floor, so as not to walk over dead rows.
   if scope = 'queue' then
@@ -2212,7 +2268,8 @@ begin
       cross join lateral (
         select from posthouse.job j
         where j.lane_id = l.id and j.state = 'queued'
-          and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id order by f.floor_at desc limit 1), '-infinity')
+          and j.run_at >= coalesce(case when common.behind then (
+            select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id order by f.seq desc limit 1) end, common.floor_at)
         limit most offset 0) j
       where l.queue = count_waiting.name and l.limited and (l.ready_at < 'infinity' or l.blocked_by is not null) limit most) x);
   end if;
@@ -2221,7 +2278,8 @@ begin
     cross join lateral (
         select from posthouse.job j
         where j.lane_id = l.id and j.state = 'queued'
-          and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id order by f.floor_at desc limit 1), '-infinity')
+          and j.run_at >= coalesce(case when common.behind then (
+            select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id order by f.seq desc limit 1) end, common.floor_at)
         limit most offset 0) j
     where l.tenant = count_waiting.name and l.limited and (l.ready_at < 'infinity' or l.blocked_by is not null) limit most) x);
 end $function$
@@ -3089,8 +3147,9 @@ begin
     select l.id, l.limited, case when alone then (
         select true from posthouse.job j
         where j.lane_id = l.id and j.state = 'queued' and j.run_at < long_ago
-          and j.run_at >= greatest(longer_ago, (select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
-                                                order by f.floor_at desc limit 1))
+          and j.run_at >= greatest(longer_ago, coalesce(
+            (select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id order by f.seq desc limit 1),
+            (select f.floor_at from posthouse.lane_floor f where f.lane_id = 0 order by f.seq desc limit 1)))
         order by j.lane_id desc, j.run_at desc, j.id desc limit 1) end as behind
     from posthouse.lane l
     where l.queue = enqueue.queue and l.tenant = enqueue.tenant and l.kind = enqueue.kind and l.priority = enqueue.priority
@@ -3500,13 +3559,30 @@ CREATE OR REPLACE FUNCTION posthouse.first_due(lane_id bigint, due timestamp wit
  SET plan_cache_mode TO 'force_generic_plan'
 AS $function$
 #variable_conflict use_column
+declare
+  common posthouse.lane_floor := posthouse.common_floor();
 begin
   return query
     select j.run_at, j.id from posthouse.job j
     where j.lane_id = first_due.lane_id and j.state = 'queued' and j.run_at <= due
-      and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = first_due.lane_id
-                                order by f.floor_at desc limit 1), '-infinity')
+      and j.run_at >= coalesce(case when common.behind then (
+        select f.floor_at from posthouse.lane_floor f where f.lane_id = first_due.lane_id order by f.seq desc limit 1) end, common.floor_at)
     order by j.lane_id, j.run_at, j.id limit 1;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.floor_of(lane_id bigint)
+ RETURNS timestamp with time zone
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+AS $function$
+declare
+  common posthouse.lane_floor := posthouse.common_floor();
+begin
+  return coalesce(case when common.behind then (
+    select f.floor_at from posthouse.lane_floor f where f.lane_id = floor_of.lane_id order by f.seq desc limit 1) end, common.floor_at);
 end $function$
 ;
 
@@ -3523,8 +3599,8 @@ begin
   with gone as (delete from posthouse.tally t returning t.lane_id, t.state, t.jobs)
   insert into posthouse.tally (lane_id, state, jobs) select g.lane_id, g.state, sum(g.jobs) from gone g group by g.lane_id, g.state;
   delete from posthouse.lane_floor f using (
-    select x.lane_id, max(x.floor_at) as newest from posthouse.lane_floor x group by x.lane_id) n
-  where f.lane_id = n.lane_id and f.floor_at < n.newest;
+    select x.lane_id, max(x.seq) as newest from posthouse.lane_floor x group by x.lane_id) n
+  where f.lane_id = n.lane_id and f.seq < n.newest;
   delete from posthouse.gate_state s using (
     select x.gate_id, x.member, max(x.seq) as newest from posthouse.gate_state x group by x.gate_id, x.member) n
   where s.gate_id = n.gate_id and s.member = n.member and s.seq < n.newest;
@@ -4709,6 +4785,20 @@ AS $function$
 $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.keep_awake(lanes bigint[])
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+AS $function$
+begin
+  update posthouse.lane l set naps = posthouse.naps(l), in_use_until = clock_timestamp() + interval '10 seconds' * 9 ^ posthouse.naps(l)
+  where l.id = any(array(
+    select x.id from posthouse.lane x where x.id = any(lanes) order by x.id for no key update skip locked));
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.lane_for(queue text, priority integer, tenant text, kind text, gates text[], serial text, due timestamp with time zone)
  RETURNS bigint
  LANGUAGE plpgsql
@@ -4746,6 +4836,8 @@ CREATE OR REPLACE FUNCTION posthouse.lane_quotas(lanes bigint[], tenants text[],
  SET plan_cache_mode TO 'force_generic_plan'
 AS $function$
 #variable_conflict use_column
+declare
+  common posthouse.lane_floor := posthouse.common_floor();
 begin
   return query
     with v as materialized (
@@ -4762,8 +4854,8 @@ begin
       cross join lateral (
         select j.run_at, j.id from posthouse.job j
         where j.lane_id = v.lane_id and j.state = 'queued' and j.run_at <= due
-          and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = v.lane_id
-                                    order by f.floor_at desc limit 1), '-infinity')
+          and j.run_at >= coalesce(case when common.behind then (
+            select f.floor_at from posthouse.lane_floor f where f.lane_id = v.lane_id order by f.seq desc limit 1) end, common.floor_at)
         order by j.lane_id, j.run_at, j.id limit v.share) j) c
     cross join at
     where c.place <= c.share
@@ -5133,7 +5225,7 @@ CREATE OR REPLACE FUNCTION posthouse.naps(l posthouse.lane)
  LANGUAGE sql
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
-  select case when l.awake_until < clock_timestamp() - interval '1 hour' then 0 else least(l.naps + 1, 2) end
+  select case when greatest(l.awake_until, l.in_use_until) < clock_timestamp() - interval '1 hour' then 0 else least(l.naps + 1, 2) end
 $function$
 ;
 
@@ -5147,6 +5239,7 @@ CREATE OR REPLACE FUNCTION posthouse.next_due(worker uuid)
  SET jit TO 'off'
 AS $function$
 declare
+  common posthouse.lane_floor := posthouse.common_floor();
   gated boolean := exists (select from posthouse.gate);
   first_at timestamptz;
   held boolean;
@@ -5163,8 +5256,8 @@ begin
     cross join lateral (
       select j.run_at from posthouse.job j
       where j.lane_id = l.id and j.state = 'queued'
-        and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
-                                  order by f.floor_at desc limit 1), '-infinity')
+        and j.run_at >= coalesce(case when common.behind then (
+          select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id order by f.seq desc limit 1) end, common.floor_at)
       order by j.lane_id, j.run_at, j.id limit 1) j
     where w.id = next_due.worker
   ), h as materialized (
@@ -5248,6 +5341,7 @@ CREATE OR REPLACE FUNCTION posthouse.notify_lanes(lanes bigint[], queues text[])
  SET plan_cache_mode TO 'force_generic_plan'
 AS $function$
 declare
+  common posthouse.lane_floor := posthouse.common_floor();
   told text[] := '{}';
   long_ago timestamptz := clock_timestamp() - interval '3 seconds';
   longer_ago timestamptz := long_ago - interval '7 seconds';
@@ -5259,8 +5353,8 @@ begin
     behind := alone and (
       select true from posthouse.job j
       where j.lane_id = lanes[i] and j.state = 'queued' and j.run_at < long_ago
-        and j.run_at >= greatest(longer_ago, (select f.floor_at from posthouse.lane_floor f where f.lane_id = lanes[i]
-                                              order by f.floor_at desc limit 1))
+        and j.run_at >= greatest(longer_ago, coalesce(case when common.behind then (
+          select f.floor_at from posthouse.lane_floor f where f.lane_id = lanes[i] order by f.seq desc limit 1) end, common.floor_at))
       order by j.lane_id desc, j.run_at desc, j.id desc limit 1);
     continue when behind;
     told := told || queues[i];
@@ -5301,6 +5395,8 @@ CREATE OR REPLACE FUNCTION posthouse.oldest_by_queue()
  SET enable_bitmapscan TO 'off'
  SET plan_cache_mode TO 'force_generic_plan'
 AS $function$
+declare
+  common posthouse.lane_floor := posthouse.common_floor();
 begin
   return query
     with awake as materialized (
@@ -5310,8 +5406,8 @@ begin
     )
     select a.queue, min(j.run_at)
     from awake a
-    cross join lateral (select coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = a.id
-                                         order by f.floor_at desc limit 1), '-infinity') as floor_at offset 0) f
+    cross join lateral (select coalesce(case when common.behind then (
+      select f.floor_at from posthouse.lane_floor f where f.lane_id = a.id order by f.seq desc limit 1) end, common.floor_at) as floor_at offset 0) f
     cross join lateral (
       select j.run_at from posthouse.job j
       where j.lane_id = a.id and j.state = 'queued' and j.run_at <= clock_timestamp() and j.run_at >= f.floor_at
@@ -5331,6 +5427,7 @@ CREATE OR REPLACE FUNCTION posthouse.oldest_lane(queues text[], kinds text[], du
 AS $function$
 #variable_conflict use_column
 declare
+  common posthouse.lane_floor := posthouse.common_floor();
   serial boolean := exists (select from posthouse.gate g where g.name >= 'serial:' and g.name < 'serial;');
 begin
   return (
@@ -5344,8 +5441,8 @@ begin
       cross join lateral (
         select j.run_at from posthouse.job j
         where j.lane_id = l.id and j.state = 'queued' and j.run_at <= due
-          and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
-                                    order by f.floor_at desc limit 1), '-infinity')
+          and j.run_at >= coalesce(case when common.behind then (
+            select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id order by f.seq desc limit 1) end, common.floor_at)
         order by j.lane_id, j.run_at, j.id limit 1) j
     )
     -- One whose jobs wait for another of their own has waited for long, and says nothing.
@@ -5357,17 +5454,21 @@ end $function$
 
 CREATE OR REPLACE FUNCTION posthouse.oldest_writer()
  RETURNS timestamp with time zone
- LANGUAGE sql
+ LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
-  select least(min(coalesce(a.xact_start, x.prepared, '-infinity')), clock_timestamp())
-  from pg_locks k
-  left join pg_stat_activity a on a.pid = k.pid
-  left join pg_prepared_xacts x on k.pid is null and k.virtualtransaction = '-1/' || x.transaction::text
-  where k.locktype = 'relation' and k.database = (select d.oid from pg_database d where d.datname = current_database())
-    and k.relation = 'posthouse.job'::regclass and k.mode = 'RowExclusiveLock'
-    and k.pid is distinct from pg_backend_pid()
-$function$
+declare
+  now_at timestamptz := clock_timestamp();
+begin
+  return (
+    select least(min(coalesce(a.xact_start, x.prepared, '-infinity')), now_at)
+    from pg_locks k
+    left join pg_stat_activity a on a.pid = k.pid
+    left join pg_prepared_xacts x on k.pid is null and k.virtualtransaction = '-1/' || x.transaction::text
+    where k.locktype = 'relation' and k.database = (select d.oid from pg_database d where d.datname = current_database())
+      and k.relation = 'posthouse.job'::regclass and k.mode = 'RowExclusiveLock'
+      and k.pid is distinct from pg_backend_pid());
+end $function$
 ;
 
 CREATE OR REPLACE FUNCTION posthouse.open_gate(name text)
@@ -6275,7 +6376,6 @@ declare
   moved bigint[];
   r record;
   to_lane bigint;
-  floor_at timestamptz;
 begin
   if priority is null then
     raise exception using errcode = 'PH001', message = 'priority: must not be null; smaller runs first';
@@ -6293,8 +6393,7 @@ begin
     group by l.id order by l.id
   loop
     to_lane := posthouse.lane_for(r.queue, reprioritise_many.priority, r.tenant, r.kind, r.gates, r.serial, r.due);
-    select max(x.floor_at) into floor_at from posthouse.lane_floor x where x.lane_id = to_lane;
-    update posthouse.job x set lane_id = to_lane, run_at = greatest(x.run_at, floor_at) where x.id = any(r.ids);
+    update posthouse.job x set lane_id = to_lane, run_at = greatest(x.run_at, posthouse.floor_of(to_lane)) where x.id = any(r.ids);
     perform posthouse.free_serial(r.id);
     if r.due <= clock_timestamp() then
       perform posthouse.notify_queue(r.queue);
@@ -6319,7 +6418,7 @@ begin
   if front then
     -- Held against posthouse.advance_floors, so that the job cannot land behind a floor that moves meanwhile.
     perform pg_advisory_xact_lock_shared(1346912000, 2);
-    select greatest(j.run_at, max(f.floor_at)) into due from posthouse.lane_floor f where f.lane_id = to_lane;
+    due := greatest(j.run_at, posthouse.floor_of(to_lane));
   end if;
   update posthouse.job x set state = 'queued', lane_id = to_lane,
     run_at = case when front then due else greatest(due, clock_timestamp()) end,
@@ -6386,12 +6485,14 @@ CREATE OR REPLACE FUNCTION posthouse.rescue_stragglers()
  SET enable_bitmapscan TO 'off'
 AS $function$
 declare
+  common posthouse.lane_floor := posthouse.common_floor();
   j posthouse.job;
   n int := 0;
 begin
   for j in
     select x.* from posthouse.lane l
-    cross join lateral (select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id order by f.floor_at desc limit 1) f
+    cross join lateral (select coalesce(case when common.behind then (
+      select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id order by f.seq desc limit 1) end, common.floor_at) as floor_at offset 0) f
     cross join lateral (
       select x.* from posthouse.job x
       where x.lane_id = l.id and x.state = 'queued' and x.run_at < f.floor_at
@@ -6426,17 +6527,19 @@ CREATE OR REPLACE FUNCTION posthouse.rest_lane(lane_id bigint)
  SET enable_bitmapscan TO 'off'
 AS $function$
 declare
+  common posthouse.lane_floor;
   next_at timestamptz;
 begin
-  if not exists (select from posthouse.lane l where l.id = lane_id and l.awake_until < clock_timestamp())
+  if not exists (select from posthouse.lane l where l.id = lane_id and greatest(l.awake_until, l.in_use_until) < clock_timestamp())
      or not pg_try_advisory_xact_lock(1346912001, (lane_id % 128)::int) then
     return;
   end if;
-  -- A new statement, so that it sees what was enqueued before the lock was ours.
+  -- New statements, so that they see what was enqueued before the lock was ours.
+  common := posthouse.common_floor();
   select j.run_at into next_at from posthouse.job j
   where j.lane_id = rest_lane.lane_id and j.state = 'queued'
-    and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = rest_lane.lane_id
-                              order by f.floor_at desc limit 1), '-infinity')
+    and j.run_at >= coalesce(case when common.behind then (
+      select f.floor_at from posthouse.lane_floor f where f.lane_id = rest_lane.lane_id order by f.seq desc limit 1) end, common.floor_at)
   order by j.lane_id, j.run_at, j.id limit 1;
   if next_at is null or next_at > clock_timestamp() then
     update posthouse.lane l set ready_at = coalesce(next_at, 'infinity'), blocked_by = null
@@ -8246,6 +8349,7 @@ CREATE OR REPLACE FUNCTION posthouse.take_gated_part(worker uuid, lanes bigint[]
  SET plan_cache_mode TO 'force_generic_plan'
 AS $function$
 declare
+  common posthouse.lane_floor := posthouse.common_floor();
   n int := cardinality(lanes);
   places int[];                       -- pairs of a lane and a gate, by lane
   insts int[];
@@ -8365,8 +8469,8 @@ begin
         cross join lateral (
           select x as whole, x.ctid as spot, x.id, x.fence from posthouse.job x
           where x.lane_id = v.lane_id and x.state = 'queued' and x.run_at <= due
-            and x.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = v.lane_id
-                                      order by f.floor_at desc limit 1), '-infinity')
+            and x.run_at >= coalesce(case when common.behind then (
+              select f.floor_at from posthouse.lane_floor f where f.lane_id = v.lane_id order by f.seq desc limit 1) end, common.floor_at)
           order by x.lane_id, x.run_at, x.id limit v.quota for update of x skip locked) x
         limit max_jobs) t;
     end if;
@@ -8461,8 +8565,8 @@ begin
       cross join lateral (
         select x as whole from posthouse.job x
         where x.lane_id = v.lane_id and x.state = 'queued' and x.run_at <= due
-          and x.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = v.lane_id
-                                    order by f.floor_at desc limit 1), '-infinity')
+          and x.run_at >= coalesce(case when common.behind then (
+            select f.floor_at from posthouse.lane_floor f where f.lane_id = v.lane_id order by f.seq desc limit 1) end, common.floor_at)
           and x.id <> all(ids)        -- those of the last round are still in line
         order by x.lane_id, x.run_at, x.id limit v.quota for update of x skip locked) x
       where v.quota > 0 and the_one[v.position] is null) t;
@@ -8691,6 +8795,7 @@ CREATE OR REPLACE FUNCTION posthouse.take_jobs(worker uuid, lanes bigint[], quot
  SET plan_cache_mode TO 'force_generic_plan'
 AS $function$
 declare
+  common posthouse.lane_floor := posthouse.common_floor();
   jobs posthouse.job[];
   places tid[];
   running xid[] := array(select x::xid from pg_snapshot_xip(pg_current_snapshot()) x);
@@ -8702,8 +8807,8 @@ begin
     cross join lateral (
       select j, j.ctid as place from posthouse.job j
       where j.lane_id = v.lane_id and j.state = 'queued' and j.run_at <= due
-        and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = v.lane_id
-                                  order by f.floor_at desc limit 1), '-infinity')
+        and j.run_at >= coalesce(case when common.behind then (
+          select f.floor_at from posthouse.lane_floor f where f.lane_id = v.lane_id order by f.seq desc limit 1) end, common.floor_at)
         and j.xmax <> all(running)
       order by j.lane_id, j.run_at, j.id limit v.quota for update of j skip locked) j
     limit max_jobs) t;
@@ -9204,7 +9309,7 @@ begin
       order by x.blocked_by, x.awake_until limit most for no key update skip locked);
   end if;
   update posthouse.lane l set ready_at = least(l.ready_at, clock_timestamp()), blocked_by = null, naps = posthouse.naps(l),
-    awake_until = clock_timestamp() + interval '10 seconds' * 8 ^ posthouse.naps(l)
+    awake_until = clock_timestamp() + interval '10 seconds' * 9 ^ posthouse.naps(l)
   where l.id = any(sleepers);
   get diagnostics woken = row_count;
   if woken > 0 then
@@ -9275,7 +9380,7 @@ begin
   update posthouse.lane set
     ready_at = least(lane.ready_at, due),
     naps = posthouse.naps(lane),
-    awake_until = greatest(clock_timestamp(), due) + interval '10 seconds' * 8 ^ posthouse.naps(lane)
+    awake_until = greatest(clock_timestamp(), due) + interval '10 seconds' * 9 ^ posthouse.naps(lane)
   where lane.id = (
     select x.id from posthouse.lane x
     where x.queue = l.queue and x.tenant = l.tenant and x.kind = l.kind and x.priority = l.priority and x.gates = l.gates
@@ -9384,6 +9489,7 @@ CREATE OR REPLACE FUNCTION posthouse.watch_age()
  SET plan_cache_mode TO 'force_generic_plan'
 AS $function$
 declare
+  common posthouse.lane_floor := posthouse.common_floor();
   rule posthouse.alert_rule;
   found record;
 begin
@@ -9400,8 +9506,8 @@ begin
   ), oldest as materialized (
     select distinct on (a.queue) a.queue, j.id, j.run_at
     from awake a join bound b on b.queue = a.queue
-    cross join lateral (select coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = a.id
-                                         order by f.floor_at desc limit 1), '-infinity') as floor_at offset 0) f
+    cross join lateral (select coalesce(case when common.behind then (
+      select f.floor_at from posthouse.lane_floor f where f.lane_id = a.id order by f.seq desc limit 1) end, common.floor_at) as floor_at offset 0) f
     cross join lateral (
       select j.id, j.run_at from posthouse.job j
       where j.lane_id = a.id and j.state = 'queued' and j.run_at <= b.old_at and j.run_at >= f.floor_at
@@ -9426,6 +9532,7 @@ CREATE OR REPLACE FUNCTION posthouse.watch_workers()
  SET plan_cache_mode TO 'force_generic_plan'
 AS $function$
 declare
+  common posthouse.lane_floor := posthouse.common_floor();
   old_at timestamptz := clock_timestamp() - coalesce(
     (select r.after from posthouse.alert_rule r where r.kind = 'no_worker' and r.queue = '' and r.enabled), interval '1 minute');
   found record;
@@ -9441,8 +9548,8 @@ begin
     select distinct on (a.queue, a.kind) a.queue, a.kind, j.id, j.run_at
     from unserved u
     join awake a on a.queue = u.queue and a.kind = u.kind
-    cross join lateral (select coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = a.id
-                                         order by f.floor_at desc limit 1), '-infinity') as floor_at offset 0) f
+    cross join lateral (select coalesce(case when common.behind then (
+      select f.floor_at from posthouse.lane_floor f where f.lane_id = a.id order by f.seq desc limit 1) end, common.floor_at) as floor_at offset 0) f
     cross join lateral (
       select j.id, j.run_at from posthouse.job j
       where j.lane_id = a.id and j.state = 'queued' and j.run_at <= old_at and j.run_at >= f.floor_at

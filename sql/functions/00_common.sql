@@ -86,13 +86,14 @@ begin
   perform pg_advisory_xact_lock_shared(1346912001, (lane_id % 128)::int);
 end $$;
 
--- How often a lane that is woken now was woken soon after it fell asleep, up to twice: it stays awake for 10 seconds at first, then
--- 80, then 640. Few naps, since each leaves dead index entries that claims walk over for as long as somebody holds a snapshot.
+-- How long a lane stays awake that is woken now, or whose time awake ends while it is in use: it does so for 10 seconds at first, then
+-- 90, then 810, until it has slept for an hour. Few naps, since each leaves dead index entries that claims walk over for as long as
+-- somebody holds a snapshot.
 create or replace function posthouse.naps(l posthouse.lane) returns int
 language sql volatile
 set search_path = pg_catalog, pg_temp
 as $$
-  select case when l.awake_until < clock_timestamp() - interval '1 hour' then 0 else least(l.naps + 1, 2) end
+  select case when greatest(l.awake_until, l.in_use_until) < clock_timestamp() - interval '1 hour' then 0 else least(l.naps + 1, 2) end
 $$;
 
 -- Make sure that a lane is awake for a job due at `due`; the answer is the lane to put the job into: this one, or a
@@ -125,7 +126,7 @@ begin
   update posthouse.lane set
     ready_at = least(lane.ready_at, due),
     naps = posthouse.naps(lane),
-    awake_until = greatest(clock_timestamp(), due) + interval '10 seconds' * 8 ^ posthouse.naps(lane)
+    awake_until = greatest(clock_timestamp(), due) + interval '10 seconds' * 9 ^ posthouse.naps(lane)
   where lane.id = (
     select x.id from posthouse.lane x
     where x.queue = l.queue and x.tenant = l.tenant and x.kind = l.kind and x.priority = l.priority and x.gates = l.gates
@@ -171,6 +172,36 @@ begin
   return lane_id;
 end $$;
 
+-- The floor that is common to all lanes, and whether some are behind it and have one of their own: see posthouse.advance_floors. One
+-- that was read a moment ago is good for all jobs that were there then.
+create or replace function posthouse.common_floor() returns posthouse.lane_floor
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+  common posthouse.lane_floor;
+begin
+  select * into common from posthouse.lane_floor f where f.lane_id = 0 order by f.seq desc limit 1;
+  common.floor_at := coalesce(common.floor_at, '-infinity');
+  return common;
+end $$;
+
+-- The floor of a lane.
+create or replace function posthouse.floor_of(lane_id bigint) returns timestamptz
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+  common posthouse.lane_floor := posthouse.common_floor();
+begin
+  return coalesce(case when common.behind then (
+    select f.floor_at from posthouse.lane_floor f where f.lane_id = floor_of.lane_id order by f.seq desc limit 1) end, common.floor_at);
+end $$;
+
 -- Tell listening workers that a queue has work. A hint: whoever misses it finds the work at the next poll.
 create or replace function posthouse.notify_queue(queue text) returns void
 language plpgsql
@@ -205,6 +236,7 @@ set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
+  common posthouse.lane_floor := posthouse.common_floor();
   told text[] := '{}';
   long_ago timestamptz := clock_timestamp() - interval '3 seconds';
   longer_ago timestamptz := long_ago - interval '7 seconds';
@@ -216,8 +248,8 @@ begin
     behind := alone and (
       select true from posthouse.job j
       where j.lane_id = lanes[i] and j.state = 'queued' and j.run_at < long_ago
-        and j.run_at >= greatest(longer_ago, (select f.floor_at from posthouse.lane_floor f where f.lane_id = lanes[i]
-                                              order by f.floor_at desc limit 1))
+        and j.run_at >= greatest(longer_ago, coalesce(case when common.behind then (
+          select f.floor_at from posthouse.lane_floor f where f.lane_id = lanes[i] order by f.seq desc limit 1) end, common.floor_at))
       order by j.lane_id desc, j.run_at desc, j.id desc limit 1);
     continue when behind;
     told := told || queues[i];

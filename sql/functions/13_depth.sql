@@ -67,6 +67,8 @@ set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 set jit = off
 as $$
+declare
+  common posthouse.lane_floor := posthouse.common_floor();
 begin
   -- Lanes that sleep with nothing to hold them back have no work; from the floor, so as not to walk over dead rows.
   if scope = 'queue' then
@@ -75,7 +77,8 @@ begin
       cross join lateral (
         select from posthouse.job j
         where j.lane_id = l.id and j.state = 'queued'
-          and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id order by f.floor_at desc limit 1), '-infinity')
+          and j.run_at >= coalesce(case when common.behind then (
+            select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id order by f.seq desc limit 1) end, common.floor_at)
         limit most offset 0) j
       where l.queue = count_waiting.name and l.limited and (l.ready_at < 'infinity' or l.blocked_by is not null) limit most) x);
   end if;
@@ -84,7 +87,8 @@ begin
     cross join lateral (
         select from posthouse.job j
         where j.lane_id = l.id and j.state = 'queued'
-          and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id order by f.floor_at desc limit 1), '-infinity')
+          and j.run_at >= coalesce(case when common.behind then (
+            select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id order by f.seq desc limit 1) end, common.floor_at)
         limit most offset 0) j
     where l.tenant = count_waiting.name and l.limited and (l.ready_at < 'infinity' or l.blocked_by is not null) limit most) x);
 end $$;

@@ -359,12 +359,14 @@ set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
+declare
+  common posthouse.lane_floor := posthouse.common_floor();
 begin
   return query
     select j.run_at, j.id from posthouse.job j
     where j.lane_id = first_due.lane_id and j.state = 'queued' and j.run_at <= due
-      and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = first_due.lane_id
-                                order by f.floor_at desc limit 1), '-infinity')
+      and j.run_at >= coalesce(case when common.behind then (
+        select f.floor_at from posthouse.lane_floor f where f.lane_id = first_due.lane_id order by f.seq desc limit 1) end, common.floor_at)
     order by j.lane_id, j.run_at, j.id limit 1;
 end $$;
 
@@ -670,7 +672,7 @@ begin
       order by x.blocked_by, x.awake_until limit most for no key update skip locked);
   end if;
   update posthouse.lane l set ready_at = least(l.ready_at, clock_timestamp()), blocked_by = null, naps = posthouse.naps(l),
-    awake_until = clock_timestamp() + interval '10 seconds' * 8 ^ posthouse.naps(l)
+    awake_until = clock_timestamp() + interval '10 seconds' * 9 ^ posthouse.naps(l)
   where l.id = any(sleepers);
   get diagnostics woken = row_count;
   if woken > 0 then

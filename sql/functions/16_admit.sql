@@ -354,6 +354,7 @@ set enable_mergejoin = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
+  common posthouse.lane_floor := posthouse.common_floor();
   n int := cardinality(lanes);
   places int[];                       -- pairs of a lane and a gate, by lane
   insts int[];
@@ -473,8 +474,8 @@ begin
         cross join lateral (
           select x as whole, x.ctid as spot, x.id, x.fence from posthouse.job x
           where x.lane_id = v.lane_id and x.state = 'queued' and x.run_at <= due
-            and x.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = v.lane_id
-                                      order by f.floor_at desc limit 1), '-infinity')
+            and x.run_at >= coalesce(case when common.behind then (
+              select f.floor_at from posthouse.lane_floor f where f.lane_id = v.lane_id order by f.seq desc limit 1) end, common.floor_at)
           order by x.lane_id, x.run_at, x.id limit v.quota for update of x skip locked) x
         limit max_jobs) t;
     end if;
@@ -569,8 +570,8 @@ begin
       cross join lateral (
         select x as whole from posthouse.job x
         where x.lane_id = v.lane_id and x.state = 'queued' and x.run_at <= due
-          and x.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = v.lane_id
-                                    order by f.floor_at desc limit 1), '-infinity')
+          and x.run_at >= coalesce(case when common.behind then (
+            select f.floor_at from posthouse.lane_floor f where f.lane_id = v.lane_id order by f.seq desc limit 1) end, common.floor_at)
           and x.id <> all(ids)        -- those of the last round are still in line
         order by x.lane_id, x.run_at, x.id limit v.quota for update of x skip locked) x
       where v.quota > 0 and the_one[v.position] is null) t;

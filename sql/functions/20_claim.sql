@@ -63,6 +63,8 @@ set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
+declare
+  common posthouse.lane_floor := posthouse.common_floor();
 begin
   return query
     with v as materialized (
@@ -79,8 +81,8 @@ begin
       cross join lateral (
         select j.run_at, j.id from posthouse.job j
         where j.lane_id = v.lane_id and j.state = 'queued' and j.run_at <= due
-          and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = v.lane_id
-                                    order by f.floor_at desc limit 1), '-infinity')
+          and j.run_at >= coalesce(case when common.behind then (
+            select f.floor_at from posthouse.lane_floor f where f.lane_id = v.lane_id order by f.seq desc limit 1) end, common.floor_at)
         order by j.lane_id, j.run_at, j.id limit v.share) j) c
     cross join at
     where c.place <= c.share
@@ -105,6 +107,7 @@ set enable_sort = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
+  common posthouse.lane_floor := posthouse.common_floor();
   jobs posthouse.job[];
   places tid[];
   running xid[] := array(select x::xid from pg_snapshot_xip(pg_current_snapshot()) x);
@@ -116,8 +119,8 @@ begin
     cross join lateral (
       select j, j.ctid as place from posthouse.job j
       where j.lane_id = v.lane_id and j.state = 'queued' and j.run_at <= due
-        and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = v.lane_id
-                                  order by f.floor_at desc limit 1), '-infinity')
+        and j.run_at >= coalesce(case when common.behind then (
+          select f.floor_at from posthouse.lane_floor f where f.lane_id = v.lane_id order by f.seq desc limit 1) end, common.floor_at)
         and j.xmax <> all(running)
       order by j.lane_id, j.run_at, j.id limit v.quota for update of j skip locked) j
     limit max_jobs) t;
@@ -176,6 +179,7 @@ declare
   took record;
   jobs posthouse.job[] := '{}';
   empty bigint[] := '{}';
+  idle bigint[] := '{}';              -- of these, those whose time awake is over
   part int;
   level bigint := -3000000000;  -- below every int
   oldest bigint;
@@ -229,6 +233,7 @@ begin
     select * into took from posthouse.claim_level(claim.worker, w.queues, w.kinds, level::int, max_jobs - cardinality(jobs), after_lane, due, gated, wait);
     jobs := jobs || took.jobs;
     empty := empty || took.empty;
+    idle := idle || took.idle;
     if gated then
       wait := wait and not took.held;
       blocked := blocked || took.blocked;
@@ -252,10 +257,10 @@ begin
   if blocked <> '{}' then
     perform posthouse.block_lanes(blocked, blockers, members, untils);
   end if;
-  if empty <> '{}' then
+  if idle <> '{}' then
     -- Others at every claim where there are more.
-    part := ((claim.seq % cardinality(empty)) * 64) % cardinality(empty);
-    perform posthouse.rest_lane(l.id) from posthouse.lane l where l.id = any(empty[part + 1:part + 64]) and l.awake_until < clock_timestamp();
+    part := ((claim.seq % cardinality(idle)) * 64) % cardinality(idle);
+    perform posthouse.rest_lane(l) from unnest(idle[part + 1:part + 64]) l;
   end if;
   return query
     select j.id, j.fence + 1::bigint, j.attempt + 1, j.max_attempts, l.kind, l.queue, l.tenant, l.priority, p.payload, j.timeout_ms,
@@ -295,6 +300,7 @@ set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
 declare
+  common posthouse.lane_floor := posthouse.common_floor();
   serial boolean := exists (select from posthouse.gate g where g.name >= 'serial:' and g.name < 'serial;');
 begin
   return (
@@ -308,8 +314,8 @@ begin
       cross join lateral (
         select j.run_at from posthouse.job j
         where j.lane_id = l.id and j.state = 'queued' and j.run_at <= due
-          and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
-                                    order by f.floor_at desc limit 1), '-infinity')
+          and j.run_at >= coalesce(case when common.behind then (
+            select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id order by f.seq desc limit 1) end, common.floor_at)
         order by j.lane_id, j.run_at, j.id limit 1) j
     )
     -- One whose jobs wait for another of their own has waited for long, and says nothing.
@@ -320,7 +326,7 @@ end $$;
 
 -- Claim from one priority: tenants take turns, each with the same share or the one that is set; what some leave goes to the others.
 create or replace function posthouse.claim_level(worker uuid, queues text[], kinds text[], priority int, max_jobs int,
-  after_lane bigint, due timestamptz, gated boolean, wait boolean, out jobs posthouse.job[], out empty bigint[], out blocked bigint[],
+  after_lane bigint, due timestamptz, gated boolean, wait boolean, out jobs posthouse.job[], out empty bigint[], out idle bigint[], out blocked bigint[],
   out blockers bigint[], out members text[], out untils timestamptz[], out held boolean)
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -350,6 +356,9 @@ declare
   wide boolean;                       -- all lanes of a tenant are offered, whichever is the oldest
   visited bigint[];
   visitors text[];                    -- their tenants
+  over bigint[];                      -- those of them whose time awake is over,
+  ending bigint[];                    -- or ends about now
+  found_empty bigint[];
   gave bigint[];
   after_lanes bigint[] := array[after_lane, 0];
   upto_lanes bigint[] := array[9223372036854775807, after_lane];
@@ -357,17 +366,20 @@ declare
 begin
   jobs := '{}';
   empty := '{}';
+  idle := '{}';
   held := false;
   blocked := '{}'; blockers := '{}'; members := '{}'; untils := '{}';
   loop
     -- A window of at most 256 ready lanes: those behind the cursor, then those from the start up to the cursor.
-    select array_agg(r.id), array_agg(r.tenant), max(r.part) into lanes, tenants, part
+    select array_agg(r.id), array_agg(r.tenant), max(r.part), array_agg(r.id) filter (where r.awake_until < due),
+      array_agg(r.id) filter (where r.awake_until between due - interval '5 seconds' and due + interval '5 seconds')
+    into lanes, tenants, part, over, ending
     from (
-      select l.id, l.tenant, b.part
+      select l.id, l.tenant, b.part, l.awake_until
       from unnest(queues) q(name)
       cross join unnest(after_lanes, upto_lanes) with ordinality b(after_lane, upto_lane, part)
       cross join lateral (
-        select l.id, l.tenant from posthouse.lane l
+        select l.id, l.tenant, greatest(l.awake_until, l.in_use_until) as awake_until from posthouse.lane l
         where l.queue = q.name and l.priority = claim_level.priority and l.id > b.after_lane and l.id <= b.upto_lane
           and l.ready_at < 'infinity' and l.ready_at <= due and l.kind = any(kinds)
         order by l.queue, l.priority, l.id limit 256) l
@@ -463,16 +475,24 @@ begin
       join unnest(lanes, quotas) with ordinality v(lane_id, quota, ord) on v.lane_id = g.lane_id and v.quota = g.jobs
       join posthouse.lane l on l.id = g.lane_id;
     end loop;
+    found_empty := '{}';
     if gave = '{}' and blocked = '{}' then
-      empty := empty || visited;
+      found_empty := visited;
     elsif gave = '{}' or (cardinality(visited) > 1 and not (cardinality(jobs) >= max_jobs and gave = visited[:cardinality(gave)])) then
       -- Nobody looked into those behind the last one that gave, where it filled the claim; often that is all.
-      empty := empty || array(
+      found_empty := array(
         select v.lane_id
         from (select u.lane_id, u.place, g.lane_id is not null as gave, max(u.place) filter (where g.lane_id is not null) over () as last
               from unnest(visited) with ordinality u(lane_id, place)
               left join (select distinct x from unnest(gave || blocked) x) g(lane_id) on g.lane_id = u.lane_id) v
         where not v.gave and (cardinality(jobs) < max_jobs or v.place < v.last));
+    end if;
+    empty := empty || found_empty;
+    if over is not null and found_empty <> '{}' then
+      idle := idle || array(select o from unnest(over) o where o = any(found_empty));
+    end if;
+    if ending is not null and gave && ending then
+      perform posthouse.keep_awake(array(select e from unnest(ending) e where e = any(gave)));
     end if;
     exit when cardinality(jobs) >= max_jobs or ready < 256;
     if part = 1 then
@@ -515,6 +535,20 @@ begin
     from v join t on t.tenant = v.tenant;
 end $$;
 
+-- Let lanes stay awake that are in use although their time awake ends about now. The column is in no index, so that no dead index
+-- entry is left.
+create or replace function posthouse.keep_awake(lanes bigint[]) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+begin
+  update posthouse.lane l set naps = posthouse.naps(l), in_use_until = clock_timestamp() + interval '10 seconds' * 9 ^ posthouse.naps(l)
+  where l.id = any(array(
+    select x.id from posthouse.lane x where x.id = any(lanes) order by x.id for no key update skip locked));
+end $$;
+
 -- Put a lane to sleep if it has been empty for a while: until its next job is due, or for good. Never while an enqueue into
 -- it is under way.
 create or replace function posthouse.rest_lane(lane_id bigint) returns void
@@ -524,17 +558,19 @@ set enable_seqscan = off
 set enable_bitmapscan = off
 as $$
 declare
+  common posthouse.lane_floor;
   next_at timestamptz;
 begin
-  if not exists (select from posthouse.lane l where l.id = lane_id and l.awake_until < clock_timestamp())
+  if not exists (select from posthouse.lane l where l.id = lane_id and greatest(l.awake_until, l.in_use_until) < clock_timestamp())
      or not pg_try_advisory_xact_lock(1346912001, (lane_id % 128)::int) then
     return;
   end if;
-  -- A new statement, so that it sees what was enqueued before the lock was ours.
+  -- New statements, so that they see what was enqueued before the lock was ours.
+  common := posthouse.common_floor();
   select j.run_at into next_at from posthouse.job j
   where j.lane_id = rest_lane.lane_id and j.state = 'queued'
-    and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = rest_lane.lane_id
-                              order by f.floor_at desc limit 1), '-infinity')
+    and j.run_at >= coalesce(case when common.behind then (
+      select f.floor_at from posthouse.lane_floor f where f.lane_id = rest_lane.lane_id order by f.seq desc limit 1) end, common.floor_at)
   order by j.lane_id, j.run_at, j.id limit 1;
   if next_at is null or next_at > clock_timestamp() then
     update posthouse.lane l set ready_at = coalesce(next_at, 'infinity'), blocked_by = null
@@ -553,6 +589,7 @@ set plan_cache_mode = force_generic_plan
 set jit = off
 as $$
 declare
+  common posthouse.lane_floor := posthouse.common_floor();
   gated boolean := exists (select from posthouse.gate);
   first_at timestamptz;
   held boolean;
@@ -569,8 +606,8 @@ begin
     cross join lateral (
       select j.run_at from posthouse.job j
       where j.lane_id = l.id and j.state = 'queued'
-        and j.run_at >= coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
-                                  order by f.floor_at desc limit 1), '-infinity')
+        and j.run_at >= coalesce(case when common.behind then (
+          select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id order by f.seq desc limit 1) end, common.floor_at)
       order by j.lane_id, j.run_at, j.id limit 1) j
     where w.id = next_due.worker
   ), h as materialized (

@@ -250,7 +250,7 @@ begin
   if front then
     -- Held against posthouse.advance_floors, so that the job cannot land behind a floor that moves meanwhile.
     perform pg_advisory_xact_lock_shared(1346912000, 2);
-    select greatest(j.run_at, max(f.floor_at)) into due from posthouse.lane_floor f where f.lane_id = to_lane;
+    due := greatest(j.run_at, posthouse.floor_of(to_lane));
   end if;
   update posthouse.job x set state = 'queued', lane_id = to_lane,
     run_at = case when front then due else greatest(due, clock_timestamp()) end,

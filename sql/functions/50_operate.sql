@@ -219,7 +219,6 @@ declare
   moved bigint[];
   r record;
   to_lane bigint;
-  floor_at timestamptz;
 begin
   if priority is null then
     raise exception using errcode = 'PH001', message = 'priority: must not be null; smaller runs first';
@@ -237,8 +236,7 @@ begin
     group by l.id order by l.id
   loop
     to_lane := posthouse.lane_for(r.queue, reprioritise_many.priority, r.tenant, r.kind, r.gates, r.serial, r.due);
-    select max(x.floor_at) into floor_at from posthouse.lane_floor x where x.lane_id = to_lane;
-    update posthouse.job x set lane_id = to_lane, run_at = greatest(x.run_at, floor_at) where x.id = any(r.ids);
+    update posthouse.job x set lane_id = to_lane, run_at = greatest(x.run_at, posthouse.floor_of(to_lane)) where x.id = any(r.ids);
     perform posthouse.free_serial(r.id);
     if r.due <= clock_timestamp() then
       perform posthouse.notify_queue(r.queue);

@@ -96,21 +96,31 @@ begin
   end if;
 end $$;
 
--- When the oldest transaction began that writes to `job` and is still open (-infinity: not known); else now.
+-- When the oldest transaction began that writes to `job` and is still open (-infinity: not known); else now. The clock is read first:
+-- whoever comes to write after the look reads it later.
 create or replace function posthouse.oldest_writer() returns timestamptz
-language sql volatile
+language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
-  select least(min(coalesce(a.xact_start, x.prepared, '-infinity')), clock_timestamp())
-  from pg_locks k
-  left join pg_stat_activity a on a.pid = k.pid
-  left join pg_prepared_xacts x on k.pid is null and k.virtualtransaction = '-1/' || x.transaction::text
-  where k.locktype = 'relation' and k.database = (select d.oid from pg_database d where d.datname = current_database())
-    and k.relation = 'posthouse.job'::regclass and k.mode = 'RowExclusiveLock'
-    and k.pid is distinct from pg_backend_pid()
-$$;
+declare
+  now_at timestamptz := clock_timestamp();
+begin
+  return (
+    select least(min(coalesce(a.xact_start, x.prepared, '-infinity')), now_at)
+    from pg_locks k
+    left join pg_stat_activity a on a.pid = k.pid
+    left join pg_prepared_xacts x on k.pid is null and k.virtualtransaction = '-1/' || x.transaction::text
+    where k.locktype = 'relation' and k.database = (select d.oid from pg_database d where d.datname = current_database())
+      and k.relation = 'posthouse.job'::regclass and k.mode = 'RowExclusiveLock'
+      and k.pid is distinct from pg_backend_pid());
+end $$;
 
--- Let claims start behind the dead rows: move each awake lane's floor up to its oldest queued job.
+-- Let claims start behind the dead rows: move the floors up to the oldest queued jobs.
+--
+-- One floor is common to all lanes, so that a row a second is written however many lanes there are. A lane whose oldest job is due
+-- before it is behind, and has a floor of its own, as long as that is so; then a row without one says that it has the common floor
+-- again. A lane whose oldest job was due within the last two seconds keeps the common floor back; one that is further behind does not.
+-- Lanes that sleep have nothing that is due before they wake, but for those that wait for a gate: their floors stand still until it opens.
 --
 -- A floor must not pass a job that is not committed yet. Whoever enqueues, retries or snoozes holds a lock on the table until
 -- the end of its transaction, and its jobs are due no earlier than that began; so the floor stops at the oldest such
@@ -123,24 +133,42 @@ set enable_seqscan = off
 set enable_bitmapscan = off
 as $$
 declare
+  common posthouse.lane_floor;
   safe timestamptz;
+  step constant interval := '100 milliseconds';
 begin
   if not pg_try_advisory_xact_lock(1346912000, 2) then
     return;
   end if;
+  common := posthouse.common_floor();
   safe := greatest(posthouse.oldest_writer(), clock_timestamp() - interval '30 seconds');
-  insert into posthouse.lane_floor (lane_id, floor_at)
-  select l.id, least(coalesce(j.run_at, safe), safe)
-  from posthouse.lane l
-  cross join lateral (select coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
-                                       order by f.floor_at desc limit 1), '-infinity') as floor_at) f
-  left join lateral (
-    select j.run_at from posthouse.job j
-    where j.lane_id = l.id and j.state = 'queued' and j.run_at >= f.floor_at
-    order by j.lane_id, j.run_at, j.id limit 1) j on true
-  where l.ready_at < 'infinity' and l.ready_at <= clock_timestamp()
-    and least(coalesce(j.run_at, safe), safe) > case when f.floor_at = '-infinity' then f.floor_at else f.floor_at + interval '100 milliseconds' end
-  on conflict do nothing;
+  with awake as (
+    select l.id, false as held from posthouse.lane l where l.ready_at < 'infinity' and l.ready_at <= clock_timestamp() and l.blocked_by is null
+    union all
+    select l.id, true from posthouse.lane l where l.blocked_by is not null
+  ), looked as materialized (
+    select l.id, f.floor_at, least(coalesce(j.run_at, case when l.held then f.floor_at end, safe), safe) as oldest
+    from awake l
+    cross join lateral (
+      select (select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id order by f.seq desc limit 1) as floor_at offset 0) f
+    left join lateral (
+      select j.run_at from posthouse.job j
+      where j.lane_id = l.id and j.state = 'queued' and j.run_at >= coalesce(case when common.behind then f.floor_at end, common.floor_at)
+        and not (l.held and f.floor_at is not null)
+      order by j.lane_id, j.run_at, j.id limit 1) j on true
+  ), next as materialized (
+    select n.floor_at, exists (select from looked l where l.oldest < n.floor_at) as behind
+    from (
+      select case when coalesce(n.oldest, safe) > common.floor_at + step or common.floor_at = '-infinity' then coalesce(n.oldest, safe)
+        else common.floor_at end as floor_at
+      from (select min(l.oldest) filter (where l.oldest >= safe - interval '2 seconds') as oldest from looked l having count(*) > 0) n) n
+  )
+  insert into posthouse.lane_floor (lane_id, floor_at, behind)
+  select 0, n.floor_at, n.behind from next n where (n.floor_at, n.behind) is distinct from (common.floor_at, common.behind)
+  union all
+  select l.id, case when l.oldest < n.floor_at then l.oldest end, false
+  from looked l cross join next n
+  where case when l.oldest < n.floor_at then l.floor_at is null or l.oldest > l.floor_at + step else l.floor_at is not null end;
 end $$;
 
 -- Find jobs that committed behind their lane's floor, and move them in front of it.
@@ -151,12 +179,14 @@ set enable_seqscan = off
 set enable_bitmapscan = off
 as $$
 declare
+  common posthouse.lane_floor := posthouse.common_floor();
   j posthouse.job;
   n int := 0;
 begin
   for j in
     select x.* from posthouse.lane l
-    cross join lateral (select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id order by f.floor_at desc limit 1) f
+    cross join lateral (select coalesce(case when common.behind then (
+      select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id order by f.seq desc limit 1) end, common.floor_at) as floor_at offset 0) f
     cross join lateral (
       select x.* from posthouse.job x
       where x.lane_id = l.id and x.state = 'queued' and x.run_at < f.floor_at
@@ -182,8 +212,8 @@ begin
   with gone as (delete from posthouse.tally t returning t.lane_id, t.state, t.jobs)
   insert into posthouse.tally (lane_id, state, jobs) select g.lane_id, g.state, sum(g.jobs) from gone g group by g.lane_id, g.state;
   delete from posthouse.lane_floor f using (
-    select x.lane_id, max(x.floor_at) as newest from posthouse.lane_floor x group by x.lane_id) n
-  where f.lane_id = n.lane_id and f.floor_at < n.newest;
+    select x.lane_id, max(x.seq) as newest from posthouse.lane_floor x group by x.lane_id) n
+  where f.lane_id = n.lane_id and f.seq < n.newest;
   delete from posthouse.gate_state s using (
     select x.gate_id, x.member, max(x.seq) as newest from posthouse.gate_state x group by x.gate_id, x.member) n
   where s.gate_id = n.gate_id and s.member = n.member and s.seq < n.newest;

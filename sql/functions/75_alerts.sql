@@ -234,6 +234,7 @@ set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
+  common posthouse.lane_floor := posthouse.common_floor();
   old_at timestamptz := clock_timestamp() - coalesce(
     (select r.after from posthouse.alert_rule r where r.kind = 'no_worker' and r.queue = '' and r.enabled), interval '1 minute');
   found record;
@@ -249,8 +250,8 @@ begin
     select distinct on (a.queue, a.kind) a.queue, a.kind, j.id, j.run_at
     from unserved u
     join awake a on a.queue = u.queue and a.kind = u.kind
-    cross join lateral (select coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = a.id
-                                         order by f.floor_at desc limit 1), '-infinity') as floor_at offset 0) f
+    cross join lateral (select coalesce(case when common.behind then (
+      select f.floor_at from posthouse.lane_floor f where f.lane_id = a.id order by f.seq desc limit 1) end, common.floor_at) as floor_at offset 0) f
     cross join lateral (
       select j.id, j.run_at from posthouse.job j
       where j.lane_id = a.id and j.state = 'queued' and j.run_at <= old_at and j.run_at >= f.floor_at
@@ -275,6 +276,7 @@ set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
+  common posthouse.lane_floor := posthouse.common_floor();
   rule posthouse.alert_rule;
   found record;
 begin
@@ -291,8 +293,8 @@ begin
   ), oldest as materialized (
     select distinct on (a.queue) a.queue, j.id, j.run_at
     from awake a join bound b on b.queue = a.queue
-    cross join lateral (select coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = a.id
-                                         order by f.floor_at desc limit 1), '-infinity') as floor_at offset 0) f
+    cross join lateral (select coalesce(case when common.behind then (
+      select f.floor_at from posthouse.lane_floor f where f.lane_id = a.id order by f.seq desc limit 1) end, common.floor_at) as floor_at offset 0) f
     cross join lateral (
       select j.id, j.run_at from posthouse.job j
       where j.lane_id = a.id and j.state = 'queued' and j.run_at <= b.old_at and j.run_at >= f.floor_at

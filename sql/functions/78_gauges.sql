@@ -100,6 +100,8 @@ set enable_seqscan = off
 set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 as $$
+declare
+  common posthouse.lane_floor := posthouse.common_floor();
 begin
   return query
     with awake as materialized (
@@ -109,8 +111,8 @@ begin
     )
     select a.queue, min(j.run_at)
     from awake a
-    cross join lateral (select coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = a.id
-                                         order by f.floor_at desc limit 1), '-infinity') as floor_at offset 0) f
+    cross join lateral (select coalesce(case when common.behind then (
+      select f.floor_at from posthouse.lane_floor f where f.lane_id = a.id order by f.seq desc limit 1) end, common.floor_at) as floor_at offset 0) f
     cross join lateral (
       select j.run_at from posthouse.job j
       where j.lane_id = a.id and j.state = 'queued' and j.run_at <= clock_timestamp() and j.run_at >= f.floor_at
@@ -277,6 +279,7 @@ set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
+  common posthouse.lane_floor := posthouse.common_floor();
   running bigint;
   due bigint;
 begin
@@ -289,8 +292,8 @@ begin
   from (
     select 1
     from posthouse.lane l
-    cross join lateral (select coalesce((select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
-                                         order by f.floor_at desc limit 1), '-infinity') as floor_at offset 0) f
+    cross join lateral (select coalesce(case when common.behind then (
+      select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id order by f.seq desc limit 1) end, common.floor_at) as floor_at offset 0) f
     cross join lateral (
       select from posthouse.job j
       where j.lane_id = l.id and j.state = 'queued' and j.run_at <= clock_timestamp() and j.run_at >= f.floor_at limit 10000) j

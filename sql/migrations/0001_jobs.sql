@@ -18,23 +18,27 @@ create table posthouse.lane (
   kind        text not null,
   ready_at    timestamptz not null,   -- no claim can find work before; infinity: asleep
   awake_until timestamptz not null,   -- an empty lane is not put to sleep before, so that it does not flap
-  naps        int not null default 0, -- times it was woken soon after it fell asleep: see posthouse.naps
+  in_use_until timestamptz not null default '-infinity', -- nor before this, since it gave jobs when its time awake ended
+  naps        int not null default 0, -- how often that was, or it was woken soon after it fell asleep: see posthouse.naps
   gates       text[] not null default '{}', -- that its jobs asked for, besides those of queue, tenant and kind; sorted
   serial      text not null default '', -- what its jobs share that run one at a time; empty: they need not
   blocked_by  bigint                  -- the gate because of which it sleeps though it has work
-) with (fillfactor = 70);
+) with (fillfactor = 30); -- new versions of a lane stay beside the others: claims look at all that are awake
 create index lane_name on posthouse.lane (queue, tenant, serial, kind, priority, gates);
 create index lane_blocked on posthouse.lane (blocked_by, awake_until) where blocked_by is not null;
 -- By an expression, so that only those use it who say so, and they no other: statistics may call both empty.
 create index lane_blocked_tenant on posthouse.lane (coalesce(blocked_by, 0), tenant) where coalesce(blocked_by, 0) > 0;
 create index lane_ready on posthouse.lane (queue, priority, id) include (kind, ready_at) where ready_at < 'infinity';
 
--- Claims of a lane start here: no queued job of the lane is due earlier. Appended and read from the newest end, so
--- that it costs the same whatever lies behind; the sweep deletes what is passed.
+-- Claims of a lane start here: no queued job of the lane is due earlier. One floor is common to all lanes, that of lane 0; only those
+-- that are behind it have one of their own. Appended and read from the newest end, so that it costs the same whatever lies behind; the
+-- sweep deletes what is passed.
 create table posthouse.lane_floor (
-  lane_id  bigint not null,
-  floor_at timestamptz not null,
-  primary key (lane_id, floor_at)
+  lane_id  bigint not null,               -- 0: the common floor
+  seq      bigint generated always as identity,
+  floor_at timestamptz,                   -- null: the lane is not behind any more
+  behind   boolean not null,              -- of the common floor: some lanes are behind it
+  primary key (lane_id, seq)
 );
 
 -- Live jobs only. Narrow, since every claim writes the row anew.

@@ -312,11 +312,14 @@ async fn reprioritised_jobs_are_claimed_in_their_new_order_and_none_is_lost_behi
     s.enqueue_bulk("k", "t", 10).await;
     let urgent = s.enqueue("kind => 'l', tenant => 't'").await;
     let running = worker.claim(&s, 1).await[0].id;
-    // The lane with that priority is there, and its floor is far ahead of the jobs that come into it.
+    // The lane with that priority is there, and has the common floor, which is far ahead of the jobs that come into it.
     let low = s.enqueue("kind => 'k', tenant => 't', priority => 5").await;
     s.get::<String>(&format!("select posthouse.cancel({low})")).await;
-    s.run("insert into posthouse.lane_floor select l.id, clock_timestamp() from posthouse.lane l where l.priority = 5")
-        .await;
+    s.run(
+        "insert into posthouse.lane_floor (lane_id, floor_at, behind)
+           select l.id, '-infinity', false from posthouse.lane l where l.priority = 0 union all select 0, clock_timestamp(), true",
+    )
+    .await;
     let changed = all_steps(&s, r#"reprioritise_many('{"kind": "k"}', 5, 4, AFTER)"#).await;
     assert_eq!(changed.iter().sum::<i64>(), 9, "{changed:?}");
     assert_eq!(

@@ -21,7 +21,7 @@ use crate::worker_support::{Background, worker_at};
 /// Functions for the owner alone, by file. A new one belongs here, or into `posthouse.rights()` and the table of docs/isolation.md.
 const INTERNAL: &[&str] = &[
     // 00_common
-    "check_name check_isolation cap_text clean_json backoff hold_lane naps wake_lane lane_for notify_queue is_alone notify_lanes",
+    "check_name check_isolation cap_text clean_json backoff hold_lane naps wake_lane lane_for common_floor floor_of notify_queue is_alone notify_lanes",
     // 10_enqueue, 12_dedupe, 13_depth, 14_origin
     "check_job survey take_keys parse_jobs check_jobs check_tokens asked_gates canonical_json payload_hash payload_key check_dedupe follow_up
      follow_missed take_held_key take_key_of_batch replace_held refuse_held replace_job mark_behind is_limited mark_limited count_waiting
@@ -31,7 +31,7 @@ const INTERNAL: &[&str] = &[
      gates_open_at hold_counts is_held_back look_at_gates models_instead settle_gates take_gated take_gated_part make_shares wake_gate wake_missed weigh_lanes
      serial_value serial_next serial_held first_due free_serial serial_waits is_probed pass_on counts_attempt true_up with_spent",
     // 20_claim
-    "lane_quotas take_jobs claimed_jobs next_priority oldest_lane claim_level rest_lane",
+    "lane_quotas take_jobs claimed_jobs next_priority oldest_lane claim_level keep_awake rest_lane",
     // 30_settle
     "storable_value storable cap_json free_keys gather_errors settle_done attempt_job archive_job record_error bury_job requeue_job settle_other
      number_of settled_before done_outcomes is_attempt bare_jobs drop_payloads",

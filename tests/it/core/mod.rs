@@ -29,6 +29,7 @@ mod lease;
 mod migrate;
 mod operate;
 mod partitions;
+mod pinned;
 mod plans;
 mod python;
 mod races;
