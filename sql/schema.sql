@@ -4795,7 +4795,9 @@ AS $function$
 begin
   update posthouse.lane l set naps = posthouse.naps(l), in_use_until = clock_timestamp() + interval '10 seconds' * 9 ^ posthouse.naps(l)
   where l.id = any(array(
-    select x.id from posthouse.lane x where x.id = any(lanes) order by x.id for no key update skip locked));
+    select x.id from posthouse.lane x
+    where x.id = any(lanes) and greatest(x.awake_until, x.in_use_until) < clock_timestamp() + interval '5 seconds'
+    order by x.id for no key update skip locked));
 end $function$
 ;
 

@@ -546,7 +546,9 @@ as $$
 begin
   update posthouse.lane l set naps = posthouse.naps(l), in_use_until = clock_timestamp() + interval '10 seconds' * 9 ^ posthouse.naps(l)
   where l.id = any(array(
-    select x.id from posthouse.lane x where x.id = any(lanes) order by x.id for no key update skip locked));
+    select x.id from posthouse.lane x
+    where x.id = any(lanes) and greatest(x.awake_until, x.in_use_until) < clock_timestamp() + interval '5 seconds'
+    order by x.id for no key update skip locked));
 end $$;
 
 -- Put a lane to sleep if it has been empty for a while: until its next job is due, or for good. Never while an enqueue into
