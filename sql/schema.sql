@@ -3333,6 +3333,84 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.enqueue_plain(kind text, queue text, tenant text, priority integer, payloads jsonb[])
+ RETURNS bigint[]
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
+ SET jit TO 'off'
+AS $function$
+#variable_conflict use_column
+declare
+  n int := cardinality(payloads);
+  ids bigint[];
+  lane_id bigint;
+  housed boolean;
+  behind boolean;
+  long_ago timestamptz := clock_timestamp() - interval '3 seconds';     -- see posthouse.notify_lanes
+  longer_ago timestamptz := long_ago - interval '7 seconds';
+  alone boolean := statement_timestamp() < transaction_timestamp() + interval '20 milliseconds';
+  -- `null` is another payload to `enqueue` than to `enqueue_many`; the jobs of `llm.chat` pass gates that their payloads name.
+  usual boolean := n between 1 and 10000 and ('null' = any(payloads)) is false and pg_column_size(payloads) <= 33554432
+    and kind <> 'llm.chat' and current_setting('transaction_isolation') = 'read committed';
+begin
+  if session_user <> current_user then
+    usual := usual and kind not like 'posthouse.%' and exists (select from posthouse.tenant_login x
+      where x.login = session_user and (x.every_tenant or x.tenant = enqueue_plain.tenant));
+  end if;
+  if usual then
+    if n = 1 then
+      ids := array[nextval('posthouse.job_id_seq')];
+    else
+      ids := array(select nextval('posthouse.job_id_seq') from generate_series(1, n));
+    end if;
+    -- The names of a lane were checked when it was made.
+    select l.id, exists (select from posthouse.id_range r where r.upper > ids[n] and r.lower <= ids[1]),
+      case when alone then (
+        select true from posthouse.job j
+        where j.lane_id = l.id and j.state = 'queued' and j.run_at < long_ago
+          and j.run_at >= greatest(longer_ago, (select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
+                                                order by f.floor_at desc limit 1))
+        order by j.lane_id desc, j.run_at desc, j.id desc limit 1) end
+    into lane_id, housed, behind
+    from (
+      select l.id, l.limited from posthouse.lane l
+      where l.queue = enqueue_plain.queue and l.tenant = enqueue_plain.tenant and l.kind = enqueue_plain.kind and l.priority = enqueue_plain.priority
+        and l.gates = '{}' and l.serial = ''
+      order by l.ready_at, l.id limit 1) l
+    where not l.limited and not exists (select from posthouse.queue q where q.name = enqueue_plain.queue and q.serial_by is not null);
+  end if;
+  if lane_id is null then
+    if n = 1 then
+      return array(select e.id from unnest(payloads) p cross join lateral posthouse.enqueue(kind, p, queue, tenant, priority) e);
+    end if;
+    return array(select e.id from posthouse.enqueue_many((
+      select coalesce(jsonb_agg(jsonb_build_object('kind', kind, 'payload', p.payload, 'queue', queue, 'tenant', tenant, 'priority', priority)
+        order by p.place), '[]')
+      from unnest(payloads) with ordinality p(payload, place))) e order by e.ordinal);
+  end if;
+  if not housed then
+    perform posthouse.make_partitions(ids[n]);
+  end if;
+  insert into posthouse.payload (id, payload) select unnest(ids), unnest(payloads);
+  -- An expression of its own is cheaper than a statement. As in posthouse.enqueue: a lane that is held and awake stays so.
+  while pg_advisory_xact_lock_shared(1346912001, (lane_id % 128)::int) is not null loop
+    insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, keyed)
+    select unnest(ids), lane_id, clock_timestamp(), clock_timestamp(), 5, false
+    where exists (select from posthouse.lane l where l.id = lane_id and (l.ready_at <= clock_timestamp() or l.blocked_by is not null));
+    exit when found;
+    lane_id := posthouse.lane_for(queue, priority, tenant, kind, '{}', '', clock_timestamp());
+    behind := false;
+  end loop;
+  if behind is not true and current_setting('posthouse.notify', true) is distinct from 'off' then
+    perform pg_notify('posthouse_wake', queue);
+  end if;
+  return ids;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.estimate_tokens(payload jsonb, max_output_tokens integer)
  RETURNS bigint
  LANGUAGE plpgsql
@@ -6791,6 +6869,7 @@ AS $function$
   values
     ('enqueue', 'owner', array['enqueue', 'operate']),
     ('enqueue_many', 'owner', array['enqueue', 'operate']),
+    ('enqueue_plain', 'owner', array['enqueue', 'operate']),
     ('cancel', 'owner', array['enqueue', 'operate']),
 
     ('register_worker', 'owner', array['worker']),

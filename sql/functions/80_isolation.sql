@@ -23,6 +23,7 @@ as $$
   values
     ('enqueue', 'owner', array['enqueue', 'operate']),
     ('enqueue_many', 'owner', array['enqueue', 'operate']),
+    ('enqueue_plain', 'owner', array['enqueue', 'operate']),
     ('cancel', 'owner', array['enqueue', 'operate']),
 
     ('register_worker', 'owner', array['worker']),

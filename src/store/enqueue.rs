@@ -10,18 +10,16 @@ use tokio_postgres::{GenericClient, Row};
 
 use super::connection::{Parameter, Store, p};
 use crate::error::{Error, Result};
-use crate::job::{Dedupe, DedupeFor, DedupePolicy, Deduped, Enqueued, NewJob};
+use crate::job::{DedupeFor, DedupePolicy, Deduped, Enqueued, NewJob};
 
-// Short, with every parameter, and of the types that the function takes: what there is to parse and plan counts at each call.
-const ONE: &str =
-    "select id, state, duplicate from posthouse.enqueue($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)";
+// Statements are short, have every parameter, and are of the types that the functions take: what there is to parse and plan counts at
+// each call, also defaults that are filled in.
 
-/// The same for a job that names gates or tokens.
-const ONE_GATED: &str =
-    "select id, state, duplicate from posthouse.enqueue($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)";
+/// One job or many that differ by their payloads only; answers with their ids. No table of answers, so half as much to plan.
+const PLAIN: &str = "select posthouse.enqueue_plain($1, $2, $3, $4, $5)";
 
-/// The same for a job with a dedupe key.
-const ONE_KEYED: &str = "select id, state, duplicate, deduped from \
+/// One job, whatever it asks for.
+const ONE: &str = "select id, state, duplicate, deduped from \
     posthouse.enqueue($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)";
 
 /// The same, refused (55P03) where another transaction holds the key for longer than a moment: whoever asks does not keep the
@@ -30,16 +28,20 @@ const ONE_SOON: &str = "select e.id, e.state, e.duplicate, e.deduped from \
     (select set_config('lock_timeout', '20ms', true) offset 0) s(at_most) cross join lateral \
     posthouse.enqueue(case when s.at_most is not null then $1 end, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16) e";
 
-const MANY: &str = "select id, state, duplicate from posthouse.enqueue_many($1) order by ordinal";
+/// Any jobs. The function answers in their order.
+const MANY: &str = "select id, state, duplicate from posthouse.enqueue_many($1)";
 
 const MANY_SOON: &str = "select e.id, e.state, e.duplicate, e.deduped from \
     (select set_config('lock_timeout', '20ms', true) offset 0) s(at_most) cross join lateral \
-    posthouse.enqueue_many(case when s.at_most is not null then $1::jsonb end) e order by e.ordinal";
+    posthouse.enqueue_many(case when s.at_most is not null then $1::jsonb end) e";
 
-const MANY_KEYED: &str = "select id, state, duplicate, deduped from posthouse.enqueue_many($1) order by ordinal";
+const MANY_KEYED: &str = "select id, state, duplicate, deduped from posthouse.enqueue_many($1)";
 
 /// The most jobs that `posthouse.enqueue_many` takes in one call.
 pub(crate) const MANY_MAX: usize = 10_000;
+
+/// Where a job stands in line: kind, queue, tenant, priority.
+type Names<'a> = (&'a str, &'a str, &'a str, i32);
 
 impl NewJob {
     fn dedupe_for_ms(&self) -> Option<f64> {
@@ -49,26 +51,43 @@ impl NewJob {
         }
     }
 
-    fn is_gated(&self) -> bool {
-        !self.gates.is_empty() || self.tokens.is_some()
+    /// Where it stands in line; `None` if it asks for more than that.
+    fn plain(&self) -> Option<Names<'_>> {
+        let Self {
+            kind,
+            payload: _,
+            queue,
+            tenant,
+            priority,
+            delay,
+            run_at,
+            max_attempts,
+            timeout,
+            dedupe,
+            gates,
+            tokens,
+            trace,
+        } = self;
+        let more = (delay.is_some() || run_at.is_some() || max_attempts.is_some() || timeout.is_some())
+            || (dedupe.is_some() || !gates.is_empty() || tokens.is_some() || trace.is_some());
+        (!more).then(|| (kind.as_str(), or_default(queue), or_default(tenant), priority.unwrap_or(0)))
     }
 
-    fn statement(&self) -> &'static str {
-        match (self.dedupe.is_some(), self.is_gated()) {
-            (true, _) => ONE_KEYED,
-            (false, true) => ONE_GATED,
-            (false, false) => ONE,
+    /// The shortest statement that enqueues it, and its parameters.
+    fn statement(&self) -> (&'static str, Vec<Parameter>) {
+        match plain(&[self]) {
+            Some(parameters) => (PLAIN, parameters),
+            None => (ONE, self.parameters()),
         }
     }
 
     fn parameters(&self) -> Vec<Parameter> {
-        let name = |name: &Option<String>| name.clone().unwrap_or_else(|| "default".to_owned());
         let interval = |ms: f64| Spelled(format!("{} milliseconds", ms.min(LONGEST_MS)));
-        let mut parameters = vec![
+        vec![
             p(self.kind.clone(), Type::TEXT),
             p(Json(self.payload.clone()), Type::JSONB),
-            p(name(&self.queue), Type::TEXT),
-            p(name(&self.tenant), Type::TEXT),
+            p(or_default(&self.queue).to_owned(), Type::TEXT),
+            p(or_default(&self.tenant).to_owned(), Type::TEXT),
             p(self.priority.unwrap_or(0), Type::INT4),
             p(self.delay.map(|d| interval(d.as_secs_f64() * 1000.0)), Type::INTERVAL),
             p(self.run_at.clone().map(Spelled), Type::TIMESTAMPTZ),
@@ -77,17 +96,16 @@ impl NewJob {
             p(self.dedupe.as_ref().and_then(|d| d.key.clone()), Type::TEXT),
             p(self.dedupe_for_ms().map(interval), Type::INTERVAL),
             p(self.trace.clone().map(Json), Type::JSONB),
-        ];
-        if self.is_gated() || self.dedupe.is_some() {
-            parameters.push(p(self.gates.clone(), Type::TEXT_ARRAY));
-            parameters.push(p(self.tokens.map(|n| i32::try_from(n).unwrap_or(i32::MAX)), Type::INT4));
-        }
-        if let Some(Dedupe { policy, by_payload, .. }) = &self.dedupe {
-            parameters.push(p(policy.map(DedupePolicy::as_str), Type::TEXT));
-            parameters.push(p(by_payload.then_some(true), Type::BOOL));
-        }
-        parameters
+            p(self.gates.clone(), Type::TEXT_ARRAY),
+            p(self.tokens.map(|n| i32::try_from(n).unwrap_or(i32::MAX)), Type::INT4),
+            p(self.dedupe.as_ref().and_then(|d| d.policy).map(DedupePolicy::as_str), Type::TEXT),
+            p(self.dedupe.as_ref().and_then(|d| d.by_payload.then_some(true)), Type::BOOL),
+        ]
     }
+}
+
+fn or_default(name: &Option<String>) -> &str {
+    name.as_deref().unwrap_or("default")
 }
 
 /// Longer than any duration that `posthouse.enqueue` takes, and short enough for an interval.
@@ -176,9 +194,42 @@ impl<'a> Wire<'a> {
     }
 }
 
+/// The parameters of [`PLAIN`] for jobs that differ by their payloads only; `None` for others.
+fn plain(jobs: &[impl Borrow<NewJob>]) -> Option<Vec<Parameter>> {
+    let names = jobs.first()?.borrow().plain()?;
+    let alike = jobs.iter().skip(1).all(|job| job.borrow().plain() == Some(names));
+    let (kind, queue, tenant, priority) = names;
+    alike.then(|| {
+        let payloads: Vec<_> = jobs.iter().map(|job| Json(job.borrow().payload.clone())).collect();
+        vec![
+            p(kind.to_owned(), Type::TEXT),
+            p(queue.to_owned(), Type::TEXT),
+            p(tenant.to_owned(), Type::TEXT),
+            p(priority, Type::INT4),
+            p(payloads, Type::JSONB_ARRAY),
+        ]
+    })
+}
+
+/// What became of the jobs: a row each or, of plain ones, one row with their ids.
+fn answers(rows: &[Row]) -> Result<Vec<Enqueued>> {
+    match rows {
+        [row] if row.len() == 1 => {
+            let ids: Vec<i64> = row.try_get(0)?;
+            let queued = |id| Enqueued { id, state: "queued".to_owned(), duplicate: false, deduped: None };
+            Ok(ids.into_iter().map(queued).collect())
+        }
+        rows => rows.iter().map(enqueued).collect(),
+    }
+}
+
 fn enqueued(row: &Row) -> Result<Enqueued> {
     let deduped = if row.len() > 3 { row.try_get::<_, Option<&str>>(3)?.and_then(Deduped::parse) } else { None };
     Ok(Enqueued { id: row.try_get(0)?, state: row.try_get(1)?, duplicate: row.try_get(2)?, deduped })
+}
+
+fn the_one(rows: &[Row]) -> Result<Enqueued> {
+    answers(rows)?.pop().ok_or_else(|| Error::schema("posthouse.enqueue answered nothing"))
 }
 
 fn wire(jobs: &[impl Borrow<NewJob>]) -> Result<Vec<Parameter>> {
@@ -201,15 +252,19 @@ fn name_the_payload(error: Error) -> Error {
 impl Store {
     /// Enqueue one job.
     pub async fn enqueue(&self, job: &NewJob) -> Result<Enqueued> {
-        let row = self.call_one(job.statement(), job.parameters()).await.map_err(name_the_payload)?;
-        enqueued(&row)
+        let (statement, parameters) = job.statement();
+        the_one(&self.call(statement, parameters).await.map_err(name_the_payload)?)
     }
 
     /// Enqueue up to 10,000 jobs in one commit: all of them or, if one is refused, none. Answers in the order of the jobs.
     pub async fn enqueue_many(&self, jobs: &[impl Borrow<NewJob>]) -> Result<Vec<Enqueued>> {
-        let keyed = jobs.iter().any(|job| job.borrow().dedupe.is_some());
-        let rows = self.call(if keyed { MANY_KEYED } else { MANY }, wire(jobs)?).await.map_err(name_the_payload)?;
-        rows.iter().map(enqueued).collect()
+        // Of one alone, errors would not say that it was the first of several.
+        let (statement, parameters) = match plain(jobs).filter(|_| jobs.len() > 1) {
+            Some(parameters) => (PLAIN, parameters),
+            None if jobs.iter().any(|job| job.borrow().dedupe.is_some()) => (MANY_KEYED, wire(jobs)?),
+            None => (MANY, wire(jobs)?),
+        };
+        answers(&self.call(statement, parameters).await.map_err(name_the_payload)?)
     }
 
     /// Enqueue jobs with dedupe keys, at once or not at all: an error with SQLSTATE 55P03 says that another transaction holds one of the
@@ -219,15 +274,14 @@ impl Store {
             [job] => self.call(ONE_SOON, job.borrow().parameters()).await,
             jobs => self.call(MANY_SOON, wire(jobs)?).await,
         };
-        answer.map_err(name_the_payload)?.iter().map(enqueued).collect()
+        answers(&answer.map_err(name_the_payload)?)
     }
 }
 
 /// Enqueue one job in a transaction of the caller's: it exists when, and only if, that commits.
 pub(crate) async fn enqueue_in<C: GenericClient>(client: &C, job: &NewJob) -> Result<Enqueued> {
-    let parameters = job.parameters();
+    let (statement, parameters) = job.statement();
     let typed: Vec<(&(dyn ToSql + Sync), Type)> =
         parameters.iter().map(|(p, t)| (p.as_ref() as &(dyn ToSql + Sync), t.clone())).collect();
-    let rows = client.query_typed(job.statement(), &typed).await.map_err(|e| name_the_payload(e.into()))?;
-    enqueued(rows.first().ok_or_else(|| Error::schema("posthouse.enqueue answered nothing"))?)
+    the_one(&client.query_typed(statement, &typed).await.map_err(|e| name_the_payload(e.into()))?)
 }

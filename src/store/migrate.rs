@@ -73,6 +73,7 @@ const MIGRATIONS: &[Migration] = &[
 const FUNCTIONS: &[&str] = &[
     include_str!("../../sql/functions/00_common.sql"),
     include_str!("../../sql/functions/10_enqueue.sql"),
+    include_str!("../../sql/functions/11_enqueue_plain.sql"),
     include_str!("../../sql/functions/12_dedupe.sql"),
     include_str!("../../sql/functions/13_depth.sql"),
     include_str!("../../sql/functions/14_origin.sql"),

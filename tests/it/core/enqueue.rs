@@ -15,13 +15,13 @@ async fn many(session: &Session, jobs: &Value) -> Vec<(i32, i64, String, bool)> 
 }
 
 /// A connection that listens, and what it heard.
-struct Listener {
+pub(super) struct Listener {
     client: Client,
     heard: Arc<Mutex<Vec<String>>>,
 }
 
 impl Listener {
-    async fn new(queue: &Queue) -> Self {
+    pub(super) async fn new(queue: &Queue) -> Self {
         let (client, heard) = queue
             .hearing(|message| match message {
                 AsyncMessage::Notification(notification) => Some(notification.payload().to_owned()),
@@ -33,7 +33,7 @@ impl Listener {
     }
 
     /// The queues that were told since the last call.
-    async fn told(&self) -> Vec<String> {
+    pub(super) async fn told(&self) -> Vec<String> {
         self.client.batch_execute("notify test_end, 'end'").await.unwrap();
         let ended = async || self.heard.lock().unwrap().iter().any(|payload| payload == "end");
         wait_until(SOON, "notifications come in order", ended).await;

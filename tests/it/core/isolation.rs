@@ -464,6 +464,17 @@ impl Siege<'_> {
                         );
                     }
                 }
+                "enqueue_plain" => {
+                    for jobs in [
+                        "'k', 'bolts own', 'bolt', 0, array['1']",
+                        "'k', 'bolts own', 'bolt', 0, array['1', '2']",
+                        "'k', 'q', null, 0, array['1', '2']",
+                        "'posthouse.webhook', 'q', 'acme', 0, array['1']",
+                    ] {
+                        let error = s.error(&format!("select posthouse.enqueue_plain({jobs}::jsonb[])")).await;
+                        assert_eq!(error.code().code(), "42501", "{jobs}");
+                    }
+                }
                 "state_of" => {
                     for id in self.theirs.values() {
                         assert_eq!(s.get::<Option<String>>(&format!("select posthouse.state_of({id})")).await, None);
@@ -620,6 +631,7 @@ async fn a_login_of_nobody_sees_no_rows_and_may_do_nothing() {
         "cancel(123456789)",
         "explain(1)",
         "enqueue_many('[{\"kind\": \"k\"}]')",
+        "enqueue_plain('k', 'q', 'acme', 0, array['1']::jsonb[])",
     ] {
         let error = s.error(&format!("select posthouse.{call}")).await;
         assert_eq!(error.code().code(), "42501", "{call}: {error}");

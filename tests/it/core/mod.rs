@@ -13,6 +13,7 @@ mod depth;
 mod doctor;
 mod doctor_horizon;
 mod enqueue;
+mod enqueue_plain;
 mod expiry;
 mod gates;
 mod gates_closing;

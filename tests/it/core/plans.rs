@@ -206,6 +206,11 @@ async fn round(watched: &Watched, s: &Session, worker: &Worker) -> Vec<(&'static
         "select * from posthouse.enqueue_many((select jsonb_agg(jsonb_build_object('kind', 'k', 'tenant', 't1', 'dedupe_key', '{id} {seq}' || n)) from generate_series(1, 100) n))"
     );
     costs.push(("enqueue_many", watched.cost(&many).await));
+    for (call, jobs) in [("enqueue", 1), ("enqueue_many", 100)] {
+        let plain =
+            format!("select posthouse.enqueue_plain('k', 'default', 't1', 0, array_fill('1'::jsonb, array[{jobs}]))");
+        costs.push((call, watched.cost(&plain).await));
+    }
     costs
 }
 

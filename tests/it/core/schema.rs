@@ -265,6 +265,7 @@ async fn every_statement_of_the_store_is_understood() {
     for function in [
         "enqueue",
         "enqueue_many",
+        "enqueue_plain",
         "register_worker",
         "claim",
         "settle",

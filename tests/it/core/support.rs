@@ -27,10 +27,11 @@ pub(super) struct Session {
 }
 
 /// What Postgres said when it refused.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub(super) struct Refusal {
     pub(super) code: String,
     pub(super) message: String,
+    pub(super) hint: Option<String>,
 }
 
 /// A worker: its id, the number of its next claim, and its place among the lanes.
@@ -311,7 +312,11 @@ fn claimed(row: &Row) -> Claimed {
 
 pub(super) fn refusal(error: &tokio_postgres::Error) -> Refusal {
     match error.as_db_error() {
-        Some(error) => Refusal { code: error.code().code().to_owned(), message: error.message().to_owned() },
+        Some(error) => Refusal {
+            code: error.code().code().to_owned(),
+            message: error.message().to_owned(),
+            hint: error.hint().map(str::to_owned),
+        },
         None => panic!("not an error of Postgres: {error:?}"),
     }
 }
