@@ -3371,8 +3371,9 @@ begin
       case when alone then (
         select true from posthouse.job j
         where j.lane_id = l.id and j.state = 'queued' and j.run_at < long_ago
-          and j.run_at >= greatest(longer_ago, (select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id
-                                                order by f.floor_at desc limit 1))
+          and j.run_at >= greatest(longer_ago, coalesce(
+            (select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id order by f.seq desc limit 1),
+            (select f.floor_at from posthouse.lane_floor f where f.lane_id = 0 order by f.seq desc limit 1)))
         order by j.lane_id desc, j.run_at desc, j.id desc limit 1) end
     into lane_id, housed, behind
     from (
