@@ -531,10 +531,13 @@ set jit = off
 as $$
 declare
   gate_name text := 'endpoint:' || endpoint;
-  wait interval := least(greatest(wait_ms, 0), 86400000) * interval '1 millisecond';
+  -- Null where it named no time: greatest and least pass over nulls.
+  wait interval := case when wait_ms is not null then least(greatest(wait_ms, 0), 86400000) * interval '1 millisecond' end;
   g posthouse.gate;
   now_at timestamptz;
   echo boolean;                       -- sent before it closed: says nothing about now
+  closer text := case verdict when 'refused' then 'provider' when 'broken' then 'breaker' else verdict end;
+  before int;                         -- closings in a row for the same reason
   ends timestamptz;
 begin
   perform posthouse.check_isolation();
@@ -550,6 +553,8 @@ begin
   if g.id is null or (verdict = 'ok' and g.closed_at is null) then
     return null;
   end if;
+  -- Refusals say nothing of how long an endpoint stays broken, nor failures how long one that refuses will.
+  before := case when g.closed_by = closer then g.strikes else 0 end;
   echo := g.closed_at is not null and now_at - greatest(age_ms, 0) * interval '1 millisecond' < g.closed_at;
   if verdict = 'ok' and not echo and g.closed_until <= now_at then
     update posthouse.gate x set closed_until = null, closed_at = null, closed_by = null, closed_reason = null, strikes = 0,
@@ -561,14 +566,13 @@ begin
     ends := case
       when verdict = 'quota' then 'infinity'
       when echo then greatest(g.closed_until, now_at + wait)
-      when verdict = 'refused' then now_at + coalesce(wait, least(interval '1 second' * 2 ^ least(g.strikes, 10), interval '1 minute'))
-      else now_at + least(interval '10 seconds' * 2 ^ least(g.strikes, 10), interval '5 minutes')
+      when verdict = 'refused' then now_at + coalesce(wait, least(interval '1 second' * 2 ^ least(before, 10), interval '1 minute'))
+      else now_at + least(interval '10 seconds' * 2 ^ least(before, 10), interval '5 minutes')
     end;
     if not echo or ends > g.closed_until + interval '1 second' then
       update posthouse.gate x set closed_until = ends,
         closed_at = case when echo then x.closed_at else now_at end,
-        closed_by = case verdict when 'refused' then 'provider' when 'broken' then 'breaker' else verdict end,
-        closed_reason = left(reason, 500), strikes = x.strikes + (not echo)::int, probe_until = null, probe_job = null
+        closed_by = closer, closed_reason = left(reason, 500), strikes = before + (not echo)::int, probe_until = null, probe_job = null
       where x.id = g.id;
       g.closed_until := ends;
       if verdict = 'quota' then

@@ -19,7 +19,7 @@ create table posthouse.gate (
   closed_at           timestamptz,
   closed_by           text,                         -- person, provider, quota, breaker
   closed_reason       text,
-  strikes             int not null default 0,       -- closings in a row by the provider
+  strikes             int not null default 0,       -- closings in a row for the same reason
   probe_until         timestamptz,                  -- its time is over and one job tries it, until then at most
   probe_job           bigint,
   opened_at           timestamptz                   -- by a probe: others follow slowly at first

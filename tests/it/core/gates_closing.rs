@@ -137,6 +137,21 @@ async fn the_breaker_closes_for_longer_each_time_and_opens_by_a_probe() {
 }
 
 #[tokio::test]
+async fn refusals_do_not_lengthen_the_pause_of_a_broken_endpoint_nor_the_other_way_round() {
+    let (_queue, s) = Queue::with_session().await;
+    let (mut clock, _worker) = asking(&s).await;
+    for _ in 0..6 {
+        assert_eq!(report(&s, "'refused', 1000, '429', 0").await, Some(SECOND));
+        clock.pass(1_100).await;
+    }
+    assert_eq!(report(&s, "'broken', null, 'its probe failed', 0").await, Some(10 * SECOND));
+    clock.pass(10 * SECOND + 100).await;
+    assert_eq!(report(&s, "'broken', null, 'its probe failed', 0").await, Some(20 * SECOND));
+    clock.pass(20 * SECOND + 100).await;
+    assert_eq!(report(&s, "'refused', null, '429', 0").await, Some(SECOND));
+}
+
+#[tokio::test]
 async fn a_model_is_closed_while_all_its_endpoints_are() {
     let (_queue, s) = Queue::with_session().await;
     let (mut clock, worker) = asking(&s).await;

@@ -33,7 +33,7 @@ struct Closed {
     until: Instant,
     reason: String,
     finding: Finding,
-    /// Refusals or failures in a row.
+    /// Closings in a row for the same reason.
     strikes: u32,
     /// The job that tries it, and until when.
     probe: Option<(i64, Instant)>,
@@ -61,7 +61,9 @@ impl LocalGates {
             return Some(old.until - now);
         }
         let is_echo = old.as_ref().is_some_and(|old| sent < old.since);
-        let before = old.as_ref().map_or(0, |old| old.strikes);
+        // A refusal says nothing of how long an endpoint stays broken, nor a failure how long one that refuses will.
+        let in_a_row = old.as_ref().filter(|old| old.finding == report.finding);
+        let before = in_a_row.map_or(0, |old| old.strikes);
         let strikes = if is_echo { before } else { before.saturating_add(1) };
         let (first, most) =
             if report.finding == Finding::Broken { (BROKEN_FIRST, BROKEN_MAX) } else { (PAUSE_FIRST, PAUSE_MAX) };
@@ -174,6 +176,21 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn refusals_do_not_lengthen_the_pause_of_a_broken_endpoint_nor_the_other_way_round() {
+        let gates = LocalGates::default();
+        let note = async |finding, wait| {
+            tokio::time::advance(SECOND * 400).await;
+            gates.note(report(finding, wait, Instant::now()))
+        };
+        for _ in 0..6 {
+            assert_eq!(note(Finding::Refused, Some(SECOND)).await, Some(SECOND));
+        }
+        assert_eq!(note(Finding::Broken, None).await, Some(BROKEN_FIRST));
+        assert_eq!(note(Finding::Broken, None).await, Some(BROKEN_FIRST * 2));
+        assert_eq!(note(Finding::Refused, None).await, Some(PAUSE_FIRST));
     }
 
     #[tokio::test(start_paused = true)]
