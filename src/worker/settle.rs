@@ -23,8 +23,8 @@ use crate::worker::shared::{Filed, MAX_ROWS, Shared, Slip};
 
 /// How long a batch waits for outcomes that come one right behind the other: far less than it takes to record them.
 const GATHER: Duration = Duration::from_millis(1);
-/// Bytes of results in a batch, so that many big results do not become one huge statement. One row may be bigger.
-const MAX_BYTES: usize = 8 << 20;
+/// Bytes of results in a batch: the statement holds them again, and the driver once more. One row may be bigger.
+const MAX_BYTES: usize = 256 << 10;
 
 /// Runs until the last call, when everything is written, or until the halt. Answers with the number of outcomes that
 /// could not be written.

@@ -59,12 +59,14 @@ impl Request<'_> {
 
 /// An attempt under way.
 pub(crate) struct Walk<'a> {
-    request: Request<'a>,
+    request: Box<Request<'a>>,
     /// For whom the request is written at present.
     addressed: &'a Stop,
     gates: &'a Gates,
     redactor: &'a Redactor,
     trail: Trail,
+    /// Whether endpoints follow the present one.
+    is_more: bool,
 }
 
 /// One call, ready to be made.
@@ -82,9 +84,9 @@ struct Lane<'a> {
 }
 
 impl<'a> Walk<'a> {
-    pub(crate) fn new(request: Request<'a>, gates: &'a Gates, redactor: &'a Redactor) -> Self {
+    pub(crate) fn new(request: Box<Request<'a>>, gates: &'a Gates, redactor: &'a Redactor) -> Self {
         let addressed = &request.model.route[request.first];
-        Self { request, addressed, gates, redactor, trail: Trail::default() }
+        Self { request, addressed, gates, redactor, trail: Trail::default(), is_more: true }
     }
 
     /// Makes the attempt.
@@ -108,7 +110,8 @@ impl<'a> Walk<'a> {
     /// Asks one endpoint of a model after the other.
     async fn along(&mut self, model: &'a Model, first: usize, mut why: Why) -> Outcome {
         let mut kept = None;
-        for stop in model.stops_from(first) {
+        for (count, stop) in (1..).zip(model.stops_from(first)) {
+            self.is_more = count < model.route.len();
             if kept.is_some() && self.request.start.elapsed() >= self.request.time {
                 break;
             }
@@ -232,18 +235,28 @@ impl<'a> Walk<'a> {
             self.addressed = stop;
         }
         self.trail.requests += 1;
+        let is_asked_again = self.may_ask_again(model);
         let seed = self.request.seed.as_deref().filter(|_| stop.transport.takes_key());
         let key = seed.map(|seed| key(seed, self.request.job, stop.asked(), &self.request.draft.text, beside));
+        // What nobody is asked with again is gone as soon as it is sent, and not only when the answer has come.
+        let text = &mut self.request.draft.text;
+        let body = if is_asked_again { text.clone() } else { std::mem::take(text) };
         Lane {
             stop,
             pass,
-            body: self.request.draft.text.clone(),
+            body,
             key,
             expected: self.request.draft.expected,
             timeouts: model.timeouts,
             attempt: (self.request.start, self.request.time),
             begun: None,
         }
+    }
+
+    /// Whether the request may have to be sent once more in this attempt, whatever comes of it now.
+    fn may_ask_again(&self, model: &Model) -> bool {
+        let larger = self.request.larger.filter(|larger| !std::ptr::eq(*larger, model));
+        self.is_more || model.hedge_after.is_some() || larger.is_some()
     }
 
     /// Notes what came of a call.
@@ -370,4 +383,36 @@ fn log_answer(answer: &Answer) {
         output_tokens = answer.usage.output_tokens,
         "call answered"
     );
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use crate::config::Config;
+    use crate::engine::{Attempt, Engine};
+    use crate::prompt_kind::SUMMARIZE;
+    use std::path::Path;
+
+    /// How many bytes of the request are left after an attempt that nobody answers.
+    async fn left(model: &str, kind: &str) -> usize {
+        let text = format!(
+            "default_model = \"m\"\n[providers.p]\nbase_url = \"http://127.0.0.1:1/v1\"\n[models.m]\n{model}\n\
+             [models.big]\nprovider = \"p\"\nmodel = \"b\"\n[kinds.summarize]\nmodel = \"m\"\n{kind}"
+        );
+        let engine = Engine::from_config(&Config::parse(&text, Path::new("")).unwrap()).unwrap();
+        let request = engine.request(SUMMARIZE, r#"{"text":"A tale."}"#, Attempt::default()).unwrap();
+        let mut walk = engine.walk(request);
+        assert_eq!(walk.run().await.unwrap_err().code, "connection_failed");
+        walk.request.draft.text.len()
+    }
+
+    #[tokio::test]
+    async fn a_request_is_held_only_for_those_who_may_be_asked_yet() {
+        let one = "provider = \"p\"\nmodel = \"up\"";
+        let two = "route = [{ provider = \"p\", model = \"a\" }, { provider = \"p\", model = \"b\" }]";
+        assert_eq!(left(one, "").await, 0);
+        assert_ne!(left(two, "").await, 0, "another endpoint follows");
+        assert_ne!(left(&format!("{one}\nhedge_after_ms = 1000"), "").await, 0, "another call may go beside it");
+        assert_ne!(left(one, "on_context_length = \"big\"").await, 0, "a larger model may follow");
+    }
 }

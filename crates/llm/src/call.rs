@@ -41,23 +41,27 @@ pub(crate) struct Received {
 }
 
 /// Sends the request and reads the answer to its end.
-pub(crate) async fn call(
-    transport: &Transport,
+pub(crate) fn call<'a>(
+    transport: &'a Transport,
     (body, key, choices): (Bytes, Option<&str>, usize),
     clock: Clock,
-    pass: &Pass<'_>,
-    redactor: &Redactor,
-) -> Result<Received, Box<CallError>> {
+    pass: &'a Pass<'a>,
+    redactor: &'a Redactor,
+) -> impl Future<Output = Outcome<Received>> + use<'a> {
+    // Not an async function, which would hold all that it is given once more for as long as the call lasts.
+    let sending = transport.send(body, key);
     let mut reading = Reading { clock, assembly: Assembly::new(choices), status: None, request_id: None, redactor };
-    match reading.run(transport, (body, key), pass).await {
-        Ok(()) => Ok(Received {
-            status: reading.status.map_or(0, |status| status.as_u16()),
-            request_id: reading.request_id.or_else(|| reading.assembly.id.clone()),
-            latency: reading.clock.elapsed(),
-            first_token: reading.clock.first_token(),
-            assembly: reading.assembly,
-        }),
-        Err(error) => Err(reading.complete(error)),
+    async move {
+        match reading.run(transport, sending, pass).await {
+            Ok(()) => Ok(Received {
+                status: reading.status.map_or(0, |status| status.as_u16()),
+                request_id: reading.request_id.or_else(|| reading.assembly.id.clone()),
+                latency: reading.clock.elapsed(),
+                first_token: reading.clock.first_token(),
+                assembly: reading.assembly,
+            }),
+            Err(error) => Err(reading.complete(error)),
+        }
     }
 }
 
@@ -72,8 +76,13 @@ struct Reading<'a> {
 type Outcome<T = ()> = Result<T, Box<CallError>>;
 
 impl Reading<'_> {
-    async fn run(&mut self, transport: &Transport, (body, key): (Bytes, Option<&str>), pass: &Pass<'_>) -> Outcome {
-        let response = match self.clock.limit(transport.send(body, key)).await {
+    async fn run(
+        &mut self,
+        transport: &Transport,
+        sending: impl Future<Output = reqwest::Result<Response>>,
+        pass: &Pass<'_>,
+    ) -> Outcome {
+        let mut response = match self.clock.limit(sending).await {
             None => return Err(self.clock.timed_out()),
             Some(Err(error)) => return Err(connection_error(&error, transport.host())),
             Some(Ok(response)) => response,
@@ -92,13 +101,13 @@ impl Reading<'_> {
         }
         pass.heard();
         if let Some(encoding) = encoding(response.headers()) {
-            return Err(incomplete(
-                "compressed_answer",
-                format!("the answer is compressed ({encoding}), which was not asked for"),
-            ));
+            let message = format!("the answer is compressed ({encoding}), which was not asked for");
+            return Err(incomplete("compressed_answer", message));
         }
         let kind = header(response.headers(), "content-type").unwrap_or_default().to_ascii_lowercase();
         let cost = header(response.headers(), "x-litellm-response-cost");
+        // They hold on to the buffer that they were read into, and the answer may take minutes.
+        *response.headers_mut() = HeaderMap::new();
         // Boxed, all three ways: most of the time a call waits for its status, and should hold no room for what follows.
         if kind.contains("event-stream") {
             Box::pin(self.read_stream(response, Vec::new())).await?

@@ -202,7 +202,7 @@ impl Engine {
         kind: &str,
         payload: &str,
         attempt: Attempt<'_>,
-    ) -> Result<Request<'_>, Box<CallError>> {
+    ) -> Result<Box<Request<'_>>, Box<CallError>> {
         let (kind, prompt, own) = self.prepare(kind, payload)?;
         let model = match attempt.model {
             Some(name) => self.instead(name)?,
@@ -219,7 +219,8 @@ impl Engine {
         let larger = kind.larger.as_ref().map(|name| &self.inner.models[name]);
         let whole = model.timeouts.attempt();
         let time = attempt.deadline.map_or(whole, |deadline| deadline.min(whole));
-        Ok(Request {
+        // Boxed, since it passes through several hands, each of which would hold room for it while the call lasts.
+        Ok(Box::new(Request {
             kind,
             model,
             larger,
@@ -230,14 +231,20 @@ impl Engine {
             time,
             job: attempt.job,
             seed: None,
-        })
+        }))
     }
 
     /// Goes along the route, and makes an answer of what comes back.
-    pub(crate) fn ask<'a>(&'a self, request: Request<'a>) -> impl Future<Output = Result<Answer, Box<CallError>>> + 'a {
-        // Not an async function, which would hold the request once as its argument and once in the walk.
-        let mut walk = Walk::new(request, &self.gates, &self.inner.redactor);
+    pub(crate) fn ask<'a>(
+        &'a self,
+        request: Box<Request<'a>>,
+    ) -> impl Future<Output = Result<Answer, Box<CallError>>> + 'a {
+        let mut walk = self.walk(request);
         async move { walk.run().await.map(|answer| *answer) }
+    }
+
+    pub(crate) fn walk<'a>(&'a self, request: Box<Request<'a>>) -> Walk<'a> {
+        Walk::new(request, &self.gates, &self.inner.redactor)
     }
 
     fn prepare(&self, kind: &str, payload: &str) -> Result<(&PromptKind, Prompt, &Model), Box<CallError>> {

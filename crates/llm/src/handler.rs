@@ -20,16 +20,16 @@ impl Engine {
     pub fn register(&self, worker: Builder) -> Builder {
         self.kinds().into_iter().fold(worker, |worker, kind| {
             let engine = self.clone();
-            worker.handle_kind(kind, move |payload, context| {
-                let engine = engine.clone();
-                async move {
-                    let request = engine.request_for(&payload, &context);
-                    // The request holds all that is needed of it; a second copy for minutes would be a waste.
-                    drop(payload);
-                    engine.decide(request, &context).await
-                }
-            })
+            worker.handle_kind(kind, move |payload, context| engine.clone().attempt(payload, context))
         })
+    }
+
+    /// One attempt of a job that this process runs.
+    async fn attempt(self, payload: Box<RawValue>, context: Context) -> Outcome {
+        let request = self.request_for(&payload, &context);
+        // The request holds all that is needed of it; a second copy for minutes would be a waste.
+        drop(payload);
+        self.decide(request, &context).await
     }
 
     /// Runs one attempt of a job and decides what becomes of it. Its usage is noted, whatever the outcome.
@@ -37,7 +37,7 @@ impl Engine {
         self.decide(self.request_for(payload, context), context).await
     }
 
-    fn request_for(&self, payload: &RawValue, context: &Context) -> Result<Request<'_>, Box<CallError>> {
+    fn request_for(&self, payload: &RawValue, context: &Context) -> Result<Box<Request<'_>>, Box<CallError>> {
         let left = context.deadline().map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let deadline = left.map(|left| left.saturating_sub(DEADLINE_MARGIN));
         self.request(
@@ -47,11 +47,12 @@ impl Engine {
         )
     }
 
-    async fn decide(&self, request: Result<Request<'_>, Box<CallError>>, context: &Context) -> Outcome {
+    async fn decide(&self, request: Result<Box<Request<'_>>, Box<CallError>>, context: &Context) -> Outcome {
         let called = match request {
             Ok(mut request) => {
                 if request.takes_key() {
-                    request.seed = Some(seed(context).await);
+                    // Boxed: a question to the database takes more room than the call itself, and is over before that begins.
+                    request.seed = Some(Box::pin(seed(context)).await);
                 }
                 self.ask(request).await
             }
@@ -85,8 +86,23 @@ fn outcome(called: Result<Answer, Box<CallError>>, is_last: bool) -> Outcome {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::config::Config;
     use crate::error::ErrorClass;
+
+    /// The size of what a function would return.
+    fn size_of_output<A, B, F>(_: impl Fn(A, B) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    /// Thousands of them wait at the same time.
+    #[test]
+    fn an_attempt_that_waits_is_small() {
+        let engine = Engine::from_config(&Config::single("http://127.0.0.1:1/v1", "m", None).unwrap()).unwrap();
+        let size = size_of_output(|payload, context| engine.clone().attempt(payload, context));
+        assert!(size < 2_500, "{size}");
+    }
 
     fn decided(class: ErrorClass, is_last: bool) -> Outcome {
         let mut error = CallError::new(class, "code", "what happened");

@@ -5,6 +5,7 @@ use crate::error::{CallError, ErrorClass};
 use crate::idempotency;
 use crate::prompt_kind::Dialect;
 use crate::secret::Secret;
+use http_body_util::Full;
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Client, Method, Request, Response, Url};
 use std::error::Error;
@@ -102,7 +103,8 @@ impl Transport {
         if let (Some(header), Some(Ok(key))) = (&self.idempotency, key.map(HeaderValue::from_str)) {
             request.headers_mut().insert(header, key);
         }
-        *request.body_mut() = Some(body.into());
+        // Not a body of bytes, which the client would keep, with a copy of the headers, for tries of its own.
+        *request.body_mut() = Some(reqwest::Body::wrap(Full::new(body)));
         self.client.execute(request)
     }
 
