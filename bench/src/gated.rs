@@ -130,7 +130,11 @@ pub(crate) async fn rates(scratch: &Scratch, sizes: &Sizes) -> Result<Vec<Sample
         ..Script::default()
     };
     let sim = Sim::start(counting).await.map_err(|error| Error::Stuck(format!("the simulated provider: {error}")))?;
-    let work = Work { database_url: scratch.url.clone(), slots: ASKING_SLOTS, jobs: Jobs::Ask(sim.base_url()) };
+    let work = Work {
+        database_url: scratch.url.clone(),
+        slots: ASKING_SLOTS,
+        jobs: Jobs::Ask { base_url: sim.base_url(), warm_up: false },
+    };
     let worked = Crew::workers(PROCESSES, work).await?.work_off(jobs).await?;
     let stats = sim.stats();
     sim.shutdown().await;

@@ -20,7 +20,7 @@ pub(crate) async fn measure(scratch: &Scratch, sizes: &Sizes) -> Result<Vec<Samp
     let base_url = provider.ready.iter().find_map(|ready| ready.base_url.clone());
     let base_url =
         base_url.ok_or_else(|| Error::Stuck("the simulated provider does not say where it is".to_owned()))?;
-    let work = Work { database_url: scratch.url.clone(), slots: calls, jobs: Jobs::Ask(base_url) };
+    let work = Work { database_url: scratch.url.clone(), slots: calls, jobs: Jobs::Ask { base_url, warm_up: true } };
     let worker = Crew::workers(1, work).await?;
     let before: Vec<_> = worker.ready.iter().map(|ready| ready.resident_kib).collect();
     let worked = worker.work_off(calls).await?;

@@ -16,7 +16,7 @@ use posthouse::store::Database;
 use posthouse::worker::{Builder, Event};
 use posthouse::{Context, Worker};
 use posthouse_llm::sim::{Delay, Script, Sim};
-use posthouse_llm::{Config, Engine};
+use posthouse_llm::{Attempt, CHAT, Config, Engine};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, mpsc};
 
@@ -64,8 +64,11 @@ pub(crate) enum Jobs {
     Nothing,
     /// Wait so long.
     Wait(Duration),
-    /// Ask the provider with this base URL.
-    Ask(String),
+    /// Ask the provider with this base URL. `warm_up`: once before the work begins.
+    Ask {
+        base_url: String,
+        warm_up: bool,
+    },
 }
 
 /// A line of a part.
@@ -155,7 +158,7 @@ async fn provide(latency: Duration, mut input: mpsc::UnboundedReceiver<String>) 
 
 async fn work(task: &Work, mut input: mpsc::UnboundedReceiver<String>) -> Result<()> {
     let seen = Arc::new(Seen::default());
-    let worker = builder(task)?.on_event({
+    let worker = builder(task).await?.on_event({
         let seen = seen.clone();
         move |event| seen.note(event)
     });
@@ -186,18 +189,30 @@ async fn work(task: &Work, mut input: mpsc::UnboundedReceiver<String>) -> Result
     Ok(())
 }
 
-fn builder(task: &Work) -> Result<Builder> {
+async fn builder(task: &Work) -> Result<Builder> {
     let worker = Worker::builder(Database::new(&task.database_url)?).concurrency(task.slots).grace(GRACE);
     Ok(match &task.jobs {
         Jobs::Nothing => worker.handle(|_: Noop, _: Context| async {}),
         &Jobs::Wait(time) => worker.handle(move |_: Noop, _: Context| tokio::time::sleep(time)),
-        Jobs::Ask(base_url) => {
+        Jobs::Ask { base_url, warm_up } => {
             allow_files(u64::from(task.slots) + OTHER_FILES);
             let config = Config::single(base_url, MODEL, None);
             let engine = config.and_then(|config| Engine::from_config(&config));
-            engine.map_err(|error| Error::Stuck(format!("the provider: {error}")))?.register(worker)
+            let engine = engine.map_err(|error| Error::Stuck(format!("the provider: {error}")))?;
+            if *warm_up {
+                ask_once(&engine).await?;
+            }
+            engine.register(worker)
         }
     })
+}
+
+/// Asks once. Of an endpoint that was silent nothing is known, so calls to it start slowly; and what the first call needs of memory
+/// (code, certificates) is not that of the calls.
+async fn ask_once(engine: &Engine) -> Result<()> {
+    let payload = r#"{"messages":[{"role":"user","content":"Are you there?"}]}"#;
+    let answer = engine.run(CHAT, payload, Attempt::default()).await;
+    answer.map(drop).map_err(|error| Error::Stuck(format!("the provider: {error}")))
 }
 
 /// Asks for so many open files. Where they are not to be had, a call that finds none left fails, and the scenario with it.
