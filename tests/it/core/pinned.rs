@@ -62,10 +62,10 @@ impl<'s> Load<'s> {
     /// The pages of each call for a hundred jobs, which are done afterwards; and of a claim that finds nothing.
     async fn costs(&self) -> Vec<(&'static str, i64)> {
         let (s, id) = (self.session, self.worker.id);
-        s.run(&format!(
+        s.run(
             "select posthouse.enqueue_many((select jsonb_agg(jsonb_build_object('kind', 'k', 'tenant', 't' || n * 10, 'dedupe_key', 'key ' || n))
                from generate_series(0, 99) n))"
-        ))
+        )
         .await;
         let seq = self.worker.seq.get();
         self.worker.seq.set(seq + 2);
