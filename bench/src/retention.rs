@@ -55,11 +55,10 @@ pub(crate) async fn archived(scratch: &Scratch, sizes: &Sizes) -> Result<Vec<Sam
         history(&client, first..first + rows, "60 days").await?;
         settle_down(&client).await?;
         keep(scratch).await?;
-        let begun = format!("select not exists (select from posthouse.archive where id = {first})");
-        wait_for(&client, "the first job is deleted", &begun).await?;
-        claims.turns(sizes.claims_timed / WARM_UP).await?;
+        survey(&client).await?;
         let there = "select count(*) from posthouse.id_range";
         let (deleted, ranges) = (deleted(&client).await?, count(&client, there).await?);
+        claims.turns(sizes.claims_timed / WARM_UP).await?;
         claims.forget();
         turns(&mut claims, sizes.reader_time / 4).await?;
         let after = [take(&mut claims.claims), take(&mut claims.settles)];
@@ -217,6 +216,15 @@ async fn keep(scratch: &Scratch) -> Result<()> {
     let store = Database::new(&scratch.url)?.store("keep");
     let month = Retention::For(Duration::from_hours(30 * 24));
     Ok(store.set_retention(OLD, Ended::Done, month).await?)
+}
+
+/// Looks at all of history at once, for which the sweep at its pace would take minutes. Deleting and dropping is left to that.
+async fn survey(client: &Client) -> Result<()> {
+    // Nothing comes of it while the worker's sweep is at it.
+    let left = "select posthouse.survey_slices('1 second') or exists (select from posthouse.slice where stale)
+                  or exists (select from posthouse.id_range r, posthouse.job_id_seq s where r.sliced_to < r.upper and r.sliced_to <= s.last_value)";
+    while client.query_one(left, &[]).await?.get(0) {}
+    Ok(())
 }
 
 async fn count(client: &Client, sql: &str) -> Result<f64> {
