@@ -94,8 +94,8 @@ pub(crate) fn processing(job: &ClaimedJob, worker: Uuid) -> Span {
     span
 }
 
-/// What an attempt decided; else what became of it.
-pub(crate) fn processed(span: &Span, outcome: Option<&Outcome>, otherwise: &str) {
+/// What an attempt decided; else what became of it. Ends the span.
+pub(crate) fn processed(span: Span, outcome: Option<&Outcome>, otherwise: &str) {
     if !span.is_on() {
         return;
     }

@@ -88,11 +88,10 @@ pub(crate) async fn attempt(shared: Arc<Shared>, claimed: Claimed) {
     shared.metered(|meter| meter.ran(context.job(), took));
     drop(slot);
     match &ending {
-        Ending::Decided(outcome) => trace::processed(&traced, Some(outcome), ""),
-        Ending::Release => trace::processed(&traced, None, "release"),
-        Ending::Lost => trace::processed(&traced, None, "lost"),
+        Ending::Decided(outcome) => trace::processed(traced, Some(outcome), ""),
+        Ending::Release => trace::processed(traced, None, "release"),
+        Ending::Lost => trace::processed(traced, None, "lost"),
     }
-    drop(traced);
     let (id, fence) = (context.job_id(), context.fence());
     let mut settlement = match ending {
         Ending::Decided(outcome) => Settlement::new(id, fence, with_delay(outcome, &shared, &context)),
