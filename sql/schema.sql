@@ -695,7 +695,9 @@ begin
     union all
     select l.id, true from posthouse.lane l where l.blocked_by is not null
   ), looked as materialized (
-    select l.id, f.floor_at, least(coalesce(j.run_at, case when l.held then f.floor_at end, safe), safe) as oldest
+    -- No further back than it stands, for the sake of a transaction that began before and writes only now; but for a clock that was set back.
+    select l.id, f.floor_at, greatest(least(coalesce(j.run_at, case when l.held then f.floor_at end, safe), safe),
+      case when common.floor_at <= clock_timestamp() then coalesce(case when common.behind then f.floor_at end, common.floor_at) end) as oldest
     from awake l
     cross join lateral (
       select (select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id order by f.seq desc limit 1) as floor_at offset 0) f
@@ -1069,7 +1071,8 @@ begin
   perform posthouse.house(array[job_id]);
   with spare as (delete from posthouse.spare_payload s where s.id = job_id returning s.*)
   insert into posthouse.payload (id, payload, trace) select s.id, s.payload, s.trace from spare s on conflict do nothing;
-  insert into posthouse.revived (id) values (job_id) on conflict do nothing;
+  -- Also where it is noted from before: held until the end of this transaction, so that no survey takes it away and then sees no job yet.
+  insert into posthouse.revived (id) values (job_id) on conflict (id) do update set id = excluded.id;
   return exists (select from posthouse.payload p where p.id = job_id);
 end $function$
 ;
@@ -2460,20 +2463,21 @@ AS $function$
 declare
   gone bigint[];
 begin
-  -- Looked up and deleted by one snapshot: one that comes back meanwhile and ends anew has another row.
+  -- Looked up and deleted by one snapshot: one that comes back meanwhile and ends anew has another row. Who just brings one back is not
+  -- waited for, or one open transaction would keep all others from going.
   with dead as materialized (
     select d.id
     from posthouse.dead_letter d
     join unnest(lanes, states, keeps) k(lane_id, state, keep) on k.lane_id = d.lane_id and k.state = 'failed'
     where d.id >= lo and d.id < lo + 10000 and d.failed_at + k.keep <= now_at and (d.id = any(held)) is not true
-    limit max_jobs
+    limit max_jobs for update of d skip locked
   ), archived as materialized (
     select a.id
     from posthouse.archive a
     join unnest(lanes, states, keeps) k(lane_id, state, keep) on k.lane_id = a.lane_id and k.state = a.state::text
     where a.id >= lo and a.id < lo + 10000 and a.finished_at + k.keep <= now_at and (a.id = any(held)) is not true
       and exists (select from unnest(states) s(state) where s.state <> 'failed')
-    limit max_jobs - (select count(*) from dead)
+    limit max_jobs - (select count(*) from dead) for update of a skip locked
   ), dead_gone as (
     delete from posthouse.dead_letter d where d.id = any(array(select x.id from dead x)) returning d.id
   ), archived_gone as (
@@ -3356,6 +3360,9 @@ declare
   usual boolean := n between 1 and 10000 and ('null' = any(payloads)) is false and pg_column_size(payloads) <= 33554432
     and kind <> 'llm.chat' and current_setting('transaction_isolation') = 'read committed';
 begin
+  if payloads is null then
+    raise exception using errcode = 'PH001', message = 'payloads: must be an array of JSON values';
+  end if;
   if session_user <> current_user then
     usual := usual and kind not like 'posthouse.%' and exists (select from posthouse.tenant_login x
       where x.login = session_user and (x.every_tenant or x.tenant = enqueue_plain.tenant));
@@ -3435,7 +3442,7 @@ CREATE OR REPLACE FUNCTION posthouse.expire(max_jobs integer DEFAULT 1000, budge
 AS $function$
 declare
   stop_at timestamptz := clock_timestamp() + budget;
-  shortest interval := posthouse.shortest_retention();
+  shortest interval;
   s posthouse.slice;
   n int;
   jobs int := 0;
@@ -3443,6 +3450,7 @@ begin
   if not pg_try_advisory_xact_lock(1346912000, 6) then
     return false;
   end if;
+  shortest := posthouse.shortest_retention();
   for s in select x.* from posthouse.slice x where x.due_at <= clock_timestamp() order by x.due_at, x.lower loop
     -- Until nothing more is found in it, which is noted.
     loop
@@ -3890,6 +3898,7 @@ declare
   end_at timestamptz;
   ids bigint[];
   held bigint[];
+  free bigint[];
   first_id bigint;
   last_id bigint;
 begin
@@ -3923,8 +3932,13 @@ begin
       ids := array(select unnest(ids) except select unnest(held));
     end if;
     -- One that was retried since, and ended again, has a younger tombstone; one that is still live has none, and keeps its payload.
+    -- Who just brings one back is not waited for: it comes again.
+    free := array(select t.id from posthouse.tombstone t where t.id = any(ids) and t.finished_at <= over for update skip locked);
+    insert into posthouse.burial (buried_at, jobs, job_ids)
+    select clock_timestamp(), count(*), array_agg(t.id) from posthouse.tombstone t
+    where t.id = any(ids) and t.finished_at <= over and not t.id = any(free) having count(*) > 0;
     with gone as (
-      delete from posthouse.tombstone t where t.id = any(ids) and t.finished_at <= over returning t.id
+      delete from posthouse.tombstone t where t.id = any(free) returning t.id
     )
     select array_agg(g.id), min(g.id), max(g.id) into ids, first_id, last_id from gone g;
     -- The bounds tell which partitions need not be looked into.
@@ -9363,7 +9377,6 @@ CREATE OR REPLACE FUNCTION posthouse.wake_blocked(gate_id bigint, member text, m
 AS $function$
 declare
   sleepers bigint[];
-  woken int;
 begin
   -- Whoever puts a lane to sleep holds this lock alone, and has looked at the gate after he had it: see posthouse.block_lanes.
   perform pg_advisory_xact_lock_shared(1346912003, (gate_id % 128)::int);
@@ -9394,14 +9407,7 @@ begin
              or exists (select from posthouse.kind k where k.name = x.kind and 'model:' || member = any(k.gates)))
       order by x.blocked_by, x.awake_until limit most for no key update skip locked);
   end if;
-  update posthouse.lane l set ready_at = least(l.ready_at, clock_timestamp()), blocked_by = null, naps = posthouse.naps(l),
-    awake_until = clock_timestamp() + interval '10 seconds' * 9 ^ posthouse.naps(l)
-  where l.id = any(sleepers);
-  get diagnostics woken = row_count;
-  if woken > 0 then
-    perform posthouse.notify_queue('*');
-  end if;
-  return woken;
+  return posthouse.wake_lanes(sleepers);
 end $function$
 ;
 
@@ -9487,6 +9493,28 @@ begin
 end $function$
 ;
 
+CREATE OR REPLACE FUNCTION posthouse.wake_lanes(lanes bigint[])
+ RETURNS integer
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
+AS $function$
+declare
+  woken int;
+begin
+  update posthouse.lane l set ready_at = least(l.ready_at, clock_timestamp()), blocked_by = null, naps = posthouse.naps(l),
+    awake_until = clock_timestamp() + interval '10 seconds' * 9 ^ posthouse.naps(l)
+  where l.id = any(lanes);
+  get diagnostics woken = row_count;
+  if woken > 0 then
+    perform posthouse.notify_queue('*');
+  end if;
+  return woken;
+end $function$
+;
+
 CREATE OR REPLACE FUNCTION posthouse.wake_missed()
  RETURNS integer
  LANGUAGE plpgsql
@@ -9509,7 +9537,7 @@ begin
     members := 0;
     open := 0;
     for r in
-      select g.member, array_agg(x.id) as lane_ids
+      select g.gate_id, g.member, array_agg(x.id) as lane_ids
       from (
         (select x.id from posthouse.lane x where x.blocked_by = at_gate order by x.blocked_by, x.awake_until limit 32)
         union
@@ -9518,9 +9546,15 @@ begin
            select clock_timestamp() - random() * (clock_timestamp() - greatest(o.awake_until, clock_timestamp() - interval '1 day')) from posthouse.lane o
            where o.blocked_by = at_gate order by o.blocked_by, o.awake_until limit 1)
          order by x.blocked_by, x.awake_until limit 32)) x
-      cross join lateral posthouse.gates_of(array[x.id]) g
-      where g.gate_id = at_gate group by g.member
+      left join lateral (select g.gate_id, g.member from posthouse.gates_of(array[x.id]) g where g.gate_id = at_gate) g on true
+      group by g.gate_id, g.member
     loop
+      if r.gate_id is null then
+        -- They pass it no more: what changed that went around those that somebody held.
+        woken := woken + posthouse.wake_lanes(array(
+          select x.id from posthouse.lane x where x.id = any(r.lane_ids) and x.blocked_by = at_gate for no key update skip locked));
+        continue;
+      end if;
       if strpos(r.member, chr(31)) > 0 then
         -- Whose turn it is counts, not whether there is room.
         if not exists (select from posthouse.serial_held(r.lane_ids, clock_timestamp()) h having count(*) = cardinality(r.lane_ids)) then

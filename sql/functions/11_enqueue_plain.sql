@@ -24,6 +24,9 @@ declare
   usual boolean := n between 1 and 10000 and ('null' = any(payloads)) is false and pg_column_size(payloads) <= 33554432
     and kind <> 'llm.chat' and current_setting('transaction_isolation') = 'read committed';
 begin
+  if payloads is null then
+    raise exception using errcode = 'PH001', message = 'payloads: must be an array of JSON values';
+  end if;
   if session_user <> current_user then
     usual := usual and kind not like 'posthouse.%' and exists (select from posthouse.tenant_login x
       where x.login = session_user and (x.every_tenant or x.tenant = enqueue_plain.tenant));

@@ -634,6 +634,27 @@ begin
   return true;
 end $$;
 
+-- Wake lanes that a gate keeps asleep; their rows are the caller's. Answers with their number.
+create or replace function posthouse.wake_lanes(lanes bigint[]) returns int
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+  woken int;
+begin
+  update posthouse.lane l set ready_at = least(l.ready_at, clock_timestamp()), blocked_by = null, naps = posthouse.naps(l),
+    awake_until = clock_timestamp() + interval '10 seconds' * 9 ^ posthouse.naps(l)
+  where l.id = any(lanes);
+  get diagnostics woken = row_count;
+  if woken > 0 then
+    perform posthouse.notify_queue('*');
+  end if;
+  return woken;
+end $$;
+
 -- Wake lanes that sleep because of a gate (`member` null: whoever's), those first that have slept longest.
 create or replace function posthouse.wake_blocked(gate_id bigint, member text, most int) returns int
 language plpgsql
@@ -644,7 +665,6 @@ set plan_cache_mode = force_generic_plan
 as $$
 declare
   sleepers bigint[];
-  woken int;
 begin
   -- Whoever puts a lane to sleep holds this lock alone, and has looked at the gate after he had it: see posthouse.block_lanes.
   perform pg_advisory_xact_lock_shared(1346912003, (gate_id % 128)::int);
@@ -675,14 +695,7 @@ begin
              or exists (select from posthouse.kind k where k.name = x.kind and 'model:' || member = any(k.gates)))
       order by x.blocked_by, x.awake_until limit most for no key update skip locked);
   end if;
-  update posthouse.lane l set ready_at = least(l.ready_at, clock_timestamp()), blocked_by = null, naps = posthouse.naps(l),
-    awake_until = clock_timestamp() + interval '10 seconds' * 9 ^ posthouse.naps(l)
-  where l.id = any(sleepers);
-  get diagnostics woken = row_count;
-  if woken > 0 then
-    perform posthouse.notify_queue('*');
-  end if;
-  return woken;
+  return posthouse.wake_lanes(sleepers);
 end $$;
 
 -- Wake the lanes that wait for a gate that was changed: those behind the one for each too, whose limits may no longer hold for this one.
@@ -721,7 +734,7 @@ begin
     members := 0;
     open := 0;
     for r in
-      select g.member, array_agg(x.id) as lane_ids
+      select g.gate_id, g.member, array_agg(x.id) as lane_ids
       from (
         (select x.id from posthouse.lane x where x.blocked_by = at_gate order by x.blocked_by, x.awake_until limit 32)
         union
@@ -730,9 +743,15 @@ begin
            select clock_timestamp() - random() * (clock_timestamp() - greatest(o.awake_until, clock_timestamp() - interval '1 day')) from posthouse.lane o
            where o.blocked_by = at_gate order by o.blocked_by, o.awake_until limit 1)
          order by x.blocked_by, x.awake_until limit 32)) x
-      cross join lateral posthouse.gates_of(array[x.id]) g
-      where g.gate_id = at_gate group by g.member
+      left join lateral (select g.gate_id, g.member from posthouse.gates_of(array[x.id]) g where g.gate_id = at_gate) g on true
+      group by g.gate_id, g.member
     loop
+      if r.gate_id is null then
+        -- They pass it no more: what changed that went around those that somebody held.
+        woken := woken + posthouse.wake_lanes(array(
+          select x.id from posthouse.lane x where x.id = any(r.lane_ids) and x.blocked_by = at_gate for no key update skip locked));
+        continue;
+      end if;
       if strpos(r.member, chr(31)) > 0 then
         -- Whose turn it is counts, not whether there is room.
         if not exists (select from posthouse.serial_held(r.lane_ids, clock_timestamp()) h having count(*) = cardinality(r.lane_ids)) then

@@ -147,7 +147,9 @@ begin
     union all
     select l.id, true from posthouse.lane l where l.blocked_by is not null
   ), looked as materialized (
-    select l.id, f.floor_at, least(coalesce(j.run_at, case when l.held then f.floor_at end, safe), safe) as oldest
+    -- No further back than it stands, for the sake of a transaction that began before and writes only now; but for a clock that was set back.
+    select l.id, f.floor_at, greatest(least(coalesce(j.run_at, case when l.held then f.floor_at end, safe), safe),
+      case when common.floor_at <= clock_timestamp() then coalesce(case when common.behind then f.floor_at end, common.floor_at) end) as oldest
     from awake l
     cross join lateral (
       select (select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id order by f.seq desc limit 1) as floor_at offset 0) f

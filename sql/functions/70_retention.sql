@@ -171,6 +171,7 @@ declare
   end_at timestamptz;
   ids bigint[];
   held bigint[];
+  free bigint[];
   first_id bigint;
   last_id bigint;
 begin
@@ -204,8 +205,13 @@ begin
       ids := array(select unnest(ids) except select unnest(held));
     end if;
     -- One that was retried since, and ended again, has a younger tombstone; one that is still live has none, and keeps its payload.
+    -- Who just brings one back is not waited for: it comes again.
+    free := array(select t.id from posthouse.tombstone t where t.id = any(ids) and t.finished_at <= over for update skip locked);
+    insert into posthouse.burial (buried_at, jobs, job_ids)
+    select clock_timestamp(), count(*), array_agg(t.id) from posthouse.tombstone t
+    where t.id = any(ids) and t.finished_at <= over and not t.id = any(free) having count(*) > 0;
     with gone as (
-      delete from posthouse.tombstone t where t.id = any(ids) and t.finished_at <= over returning t.id
+      delete from posthouse.tombstone t where t.id = any(free) returning t.id
     )
     select array_agg(g.id), min(g.id), max(g.id) into ids, first_id, last_id from gone g;
     -- The bounds tell which partitions need not be looked into.

@@ -127,7 +127,8 @@ begin
   perform posthouse.house(array[job_id]);
   with spare as (delete from posthouse.spare_payload s where s.id = job_id returning s.*)
   insert into posthouse.payload (id, payload, trace) select s.id, s.payload, s.trace from spare s on conflict do nothing;
-  insert into posthouse.revived (id) values (job_id) on conflict do nothing;
+  -- Also where it is noted from before: held until the end of this transaction, so that no survey takes it away and then sees no job yet.
+  insert into posthouse.revived (id) values (job_id) on conflict (id) do update set id = excluded.id;
   return exists (select from posthouse.payload p where p.id = job_id);
 end $$;
 

@@ -86,20 +86,21 @@ as $$
 declare
   gone bigint[];
 begin
-  -- Looked up and deleted by one snapshot: one that comes back meanwhile and ends anew has another row.
+  -- Looked up and deleted by one snapshot: one that comes back meanwhile and ends anew has another row. Who just brings one back is not
+  -- waited for, or one open transaction would keep all others from going.
   with dead as materialized (
     select d.id
     from posthouse.dead_letter d
     join unnest(lanes, states, keeps) k(lane_id, state, keep) on k.lane_id = d.lane_id and k.state = 'failed'
     where d.id >= lo and d.id < lo + 10000 and d.failed_at + k.keep <= now_at and (d.id = any(held)) is not true
-    limit max_jobs
+    limit max_jobs for update of d skip locked
   ), archived as materialized (
     select a.id
     from posthouse.archive a
     join unnest(lanes, states, keeps) k(lane_id, state, keep) on k.lane_id = a.lane_id and k.state = a.state::text
     where a.id >= lo and a.id < lo + 10000 and a.finished_at + k.keep <= now_at and (a.id = any(held)) is not true
       and exists (select from unnest(states) s(state) where s.state <> 'failed')
-    limit max_jobs - (select count(*) from dead)
+    limit max_jobs - (select count(*) from dead) for update of a skip locked
   ), dead_gone as (
     delete from posthouse.dead_letter d where d.id = any(array(select x.id from dead x)) returning d.id
   ), archived_gone as (
@@ -230,7 +231,7 @@ set jit = off
 as $$
 declare
   stop_at timestamptz := clock_timestamp() + budget;
-  shortest interval := posthouse.shortest_retention();
+  shortest interval;
   s posthouse.slice;
   n int;
   jobs int := 0;
@@ -238,6 +239,7 @@ begin
   if not pg_try_advisory_xact_lock(1346912000, 6) then
     return false;
   end if;
+  shortest := posthouse.shortest_retention();
   for s in select x.* from posthouse.slice x where x.due_at <= clock_timestamp() order by x.due_at, x.lower loop
     -- Until nothing more is found in it, which is noted.
     loop

@@ -165,3 +165,10 @@ async fn the_general_way_is_for_what_is_not_usual() {
     assert_eq!(s.count(calls).await, 2);
     s.run("rollback").await;
 }
+
+#[tokio::test]
+async fn no_payloads_at_all_are_refused() {
+    let (_queue, s) = Queue::with_session().await;
+    let refusal = s.refused("select posthouse.enqueue_plain('k', 'default', 'default', 0, null)").await;
+    assert_eq!((&*refusal.code, &*refusal.message), ("PH001", "payloads: must be an array of JSON values"));
+}

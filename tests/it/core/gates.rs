@@ -278,6 +278,22 @@ async fn jobs_that_a_kind_or_route_no_longer_holds_back_go_on() {
 }
 
 #[tokio::test]
+async fn a_lane_that_somebody_held_when_its_gate_was_taken_away_goes_on() {
+    let (queue, s, worker) = Queue::with_worker().await;
+    let other = queue.session().await;
+    s.run("select posthouse.set_kind('k', array['crm']); select posthouse.close_gate('crm')").await;
+    s.enqueue("kind => 'k'").await;
+    s.without_naps().await;
+    assert!(worker.claim(&s, 1).await.is_empty());
+    other.run("begin; select from posthouse.lane for update").await;
+    s.run("select posthouse.set_kind('k', '{}')").await;
+    other.run("commit").await;
+    assert!(worker.claim(&s, 1).await.is_empty());
+    s.run("update posthouse.sweep set ran_at = '-infinity' where name = 'gates'; select posthouse.tidy()").await;
+    assert_eq!(worker.claim(&s, 1).await.len(), 1);
+}
+
+#[tokio::test]
 async fn places_that_nobody_can_use_are_offered_to_others() {
     let (_queue, s, worker) = Queue::with_worker().await;
     let gone = s.worker_of(&["other"], &["k"], 60_000).await;

@@ -27,7 +27,7 @@ const INTERNAL: &[&str] = &[
      follow_missed take_held_key take_key_of_batch replace_held refuse_held replace_job mark_behind is_limited mark_limited count_waiting
      count_depths note_depth check_depth depth_of origin_now copy_reason check_origin",
     // 15_gates, 16_admit, 37_settle_gates, 38_admit_calls
-    "estimate_tokens check_gate hold_gates check_gates gates_of gates_named wake_blocked wake_endpoint count_running below_at block_lanes pass_on book_gates counted free_gates gate_room gated_jobs
+    "estimate_tokens check_gate hold_gates check_gates gates_of gates_named wake_lanes wake_blocked wake_endpoint count_running below_at block_lanes pass_on book_gates counted free_gates gate_room gated_jobs
      gates_open_at hold_counts is_held_back look_at_gates models_instead settle_gates take_gated take_gated_part make_shares wake_gate wake_missed weigh_lanes
      serial_value serial_next serial_held first_due free_serial serial_waits is_probed pass_on counts_attempt true_up with_spent",
     // 20_claim

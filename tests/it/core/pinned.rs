@@ -144,6 +144,28 @@ async fn a_lane_that_is_not_in_use_falls_asleep_soon_and_one_that_is_does_not() 
     assert_eq!(s.count(asleep).await, 2);
 }
 
+#[tokio::test]
+async fn a_transaction_that_writes_late_sets_no_floor_back() {
+    let (queue, s) = Queue::with_session().await;
+    let worker = s.worker(&["k"]).await;
+    for n in 0..20 {
+        s.enqueue(&format!("kind => 'k', tenant => 't{n}'")).await;
+    }
+    let jobs = worker.claim(&s, 100).await;
+    s.done(worker.id, &jobs).await;
+    let late = queue.session().await;
+    late.run("begin; select 1").await;
+    // By its clock the floor goes past the transaction's beginning.
+    s.run("select pg_sleep(0.2); select posthouse.advance_floors()").await;
+    let floor = "select count(*) || ' ' || max(floor_at) from posthouse.lane_floor";
+    let before: String = s.get(floor).await;
+    late.run("select posthouse.enqueue('k', tenant => 't1')").await;
+    s.run("select posthouse.advance_floors()").await;
+    assert_eq!(s.get::<String>(floor).await, before);
+    late.run("commit").await;
+    assert_eq!(worker.claim(&s, 10).await.len(), 1);
+}
+
 /// Lanes that are behind have floors of their own, and go back to the common one when they have caught up.
 #[tokio::test]
 async fn only_lanes_that_are_behind_have_floors_of_their_own() {

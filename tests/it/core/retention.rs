@@ -350,3 +350,22 @@ async fn what_is_no_retention_is_refused() {
     }
     assert_eq!(s.count("posthouse.queue").await, 0);
 }
+
+#[tokio::test]
+async fn what_somebody_brings_back_keeps_nothing_else_from_being_forgotten() {
+    let (queue, s) = Queue::with_session().await;
+    let other = queue.session().await;
+    set(&s, "bare", "'0'").await;
+    let (worker, jobs) = claimed(&s, "bare", 3).await;
+    let done = json!([outcome(&jobs[0], "cancelled"), outcome(&jobs[1], "done"), outcome(&jobs[2], "done")]);
+    assert_eq!(said(&s.settle(worker.id, &done).await)[0], ("applied", Some("cancelled")));
+    pass(&s, 11.0).await;
+    other.run(&format!("begin; select posthouse.retry({})", jobs[0].id)).await;
+    s.run("set lock_timeout = '2s'; select posthouse.forget()").await;
+    let left = async || s.list::<i64>("select id from posthouse.tombstone").await;
+    assert_eq!(left().await, [jobs[0].id]);
+    other.run("rollback").await;
+    pass(&s, 11.0).await;
+    s.run("select posthouse.forget()").await;
+    assert_eq!((left().await, s.count("posthouse.payload").await), (vec![], 0));
+}

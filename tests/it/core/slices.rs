@@ -190,3 +190,45 @@ async fn a_dead_letter_of_long_ago_is_found_beside_younger_jobs() {
     expire(&s).await;
     assert_eq!((s.count("posthouse.dead_letter").await, s.count("posthouse.archive").await), (0, 2));
 }
+
+/// A dead letter that was redriven, failed, and is redriven again while its slice is looked at.
+#[tokio::test]
+async fn a_job_that_comes_back_again_and_again_keeps_its_partition() {
+    let (queue, s, worker) = old_jobs().await;
+    let other = queue.session().await;
+    let id = s.enqueue("kind => 'k', queue => 'q', max_attempts => 1").await;
+    let end = async |outcome: &str| {
+        let job = worker.claim(&s, 10).await.remove(0);
+        let ended = json!([{"id": id, "fence": job.fence, "outcome": outcome, "result": "paid"}]);
+        assert_eq!(said(&s.settle(worker.id, &ended).await)[0].0, "applied");
+    };
+    end("fail").await;
+    ids_up_to(&s, 1_100_000).await;
+    survey(&s).await;
+    let redrive = format!("select posthouse.redrive(array[{id}])");
+    s.run(&redrive).await;
+    end("fail").await;
+    other.run(&format!("begin; {redrive}")).await;
+    survey(&s).await;
+    other.run("commit").await;
+    end("done").await;
+    retire(&s).await;
+    expire(&s).await;
+    retire(&s).await;
+    assert_eq!((s.state(id).await, &s.job(id).await["result"]), ("done".to_owned(), &json!("paid")));
+}
+
+#[tokio::test]
+async fn what_somebody_brings_back_keeps_nothing_else_from_expiring() {
+    let (queue, s, _worker) = old_jobs().await;
+    let other = queue.session().await;
+    s.run("update posthouse.archive set state = 'cancelled' where id = 11; set lock_timeout = '2s'").await;
+    ids_up_to(&s, 20_000).await;
+    survey(&s).await;
+    other.run("begin; select posthouse.retry(11)").await;
+    only_expire(&s).await;
+    assert_eq!(s.list::<i64>("select id from posthouse.archive").await, [11]);
+    other.run("rollback; update posthouse.slice set due_at = '-infinity' where due_at < 'infinity'").await;
+    only_expire(&s).await;
+    assert_eq!(s.count("posthouse.archive").await, 0);
+}
