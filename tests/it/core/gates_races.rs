@@ -411,7 +411,7 @@ async fn tenants_share_a_gate_also_when_their_lanes_sleep_and_wake() {
     }
     // Lanes fall asleep as soon as they may.
     s.without_naps().await;
-    s.cripple("wake_blocked", "interval '10 seconds'", "interval '0 seconds'").await;
+    s.cripple("wake_lanes", "interval '10 seconds'", "interval '0 seconds'").await;
     let (done, left) = (RefCell::new(BTreeMap::<String, usize>::new()), Cell::new(100));
     let crowd = (0..4).map(|seed| {
         let (queue, done, left) = (&queue, &done, &left);
