@@ -3368,13 +3368,8 @@ begin
       where x.login = session_user and (x.every_tenant or x.tenant = enqueue_plain.tenant));
   end if;
   if usual then
-    if n = 1 then
-      ids := array[nextval('posthouse.job_id_seq')];
-    else
-      ids := array(select nextval('posthouse.job_id_seq') from generate_series(1, n));
-    end if;
-    -- The names of a lane were checked when it was made.
-    select l.id, exists (select from posthouse.id_range r where r.upper > ids[n] and r.lower <= ids[1]),
+    -- The names of a lane were checked when it was made. Ids are taken if there is one.
+    select l.id, i.ids, exists (select from posthouse.id_range r where r.upper > i.ids[n] and r.lower <= i.ids[1]),
       case when alone then (
         select true from posthouse.job j
         where j.lane_id = l.id and j.state = 'queued' and j.run_at < long_ago
@@ -3382,13 +3377,19 @@ begin
             (select f.floor_at from posthouse.lane_floor f where f.lane_id = l.id order by f.seq desc limit 1),
             (select f.floor_at from posthouse.lane_floor f where f.lane_id = 0 order by f.seq desc limit 1)))
         order by j.lane_id desc, j.run_at desc, j.id desc limit 1) end
-    into lane_id, housed, behind
+    into lane_id, ids, housed, behind
     from (
-      select l.id, l.limited from posthouse.lane l
-      where l.queue = enqueue_plain.queue and l.tenant = enqueue_plain.tenant and l.kind = enqueue_plain.kind and l.priority = enqueue_plain.priority
-        and l.gates = '{}' and l.serial = ''
-      order by l.ready_at, l.id limit 1) l
-    where not l.limited and not exists (select from posthouse.queue q where q.name = enqueue_plain.queue and q.serial_by is not null);
+      select l.id
+      from (
+        select l.id, l.limited from posthouse.lane l
+        where l.queue = enqueue_plain.queue and l.tenant = enqueue_plain.tenant and l.kind = enqueue_plain.kind and l.priority = enqueue_plain.priority
+          and l.gates = '{}' and l.serial = ''
+        order by l.ready_at, l.id limit 1) l
+      where not l.limited and not exists (select from posthouse.queue q where q.name = enqueue_plain.queue and q.serial_by is not null)
+      offset 0) l
+    cross join lateral (
+      select case when n = 1 then array[nextval('posthouse.job_id_seq')]
+        else array(select nextval('posthouse.job_id_seq') from generate_series(1, n)) end as ids offset 0) i;
   end if;
   if lane_id is null then
     if n = 1 then

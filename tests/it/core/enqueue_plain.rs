@@ -172,3 +172,12 @@ async fn no_payloads_at_all_are_refused() {
     let refusal = s.refused("select posthouse.enqueue_plain('k', 'default', 'default', 0, null)").await;
     assert_eq!((&*refusal.code, &*refusal.message), ("PH001", "payloads: must be an array of JSON values"));
 }
+
+#[tokio::test]
+async fn ids_follow_one_another_also_where_a_lane_is_made() {
+    let (_queue, s) = Queue::with_session().await;
+    for (payloads, expected) in [("array['1']", "{1}"), ("array['1']", "{2}"), ("array['1', '2']", "{3,4}")] {
+        let call = format!("select posthouse.enqueue_plain('k', 'default', 'default', 0, {payloads}::jsonb[])::text");
+        assert_eq!(s.get::<String>(&call).await, expected);
+    }
+}
