@@ -108,6 +108,7 @@ pub(crate) async fn dropped(scratch: &Scratch, sizes: &Sizes) -> Result<Vec<Samp
         let beside = enqueues(&queue, &mut claims, sizes.reader_time).await?;
         let settles_beside = take(&mut claims.settles);
         // It has been ready to go for a while, or the figure would tell how fast slices are looked at.
+        survey(&client).await?;
         wait_for(&client, "the sweep would drop it", "select more from posthouse.sweep where name = 'retire'").await?;
         reader.batch_execute("commit").await?;
         let gone = Instant::now();
@@ -218,7 +219,7 @@ async fn keep(scratch: &Scratch) -> Result<()> {
     Ok(store.set_retention(OLD, Ended::Done, month).await?)
 }
 
-/// Looks at all of history at once, for which the sweep at its pace would take minutes. Deleting and dropping is left to that.
+/// Looks at all of history that is left at once, for which the sweep at its pace would take minutes. Deleting and dropping is left to that.
 async fn survey(client: &Client) -> Result<()> {
     // Nothing comes of it while the worker's sweep is at it.
     let left = "select posthouse.survey_slices('1 second') or exists (select from posthouse.slice where stale)
