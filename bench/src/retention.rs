@@ -58,6 +58,8 @@ pub(crate) async fn archived(scratch: &Scratch, sizes: &Sizes) -> Result<Vec<Sam
         survey(&client).await?;
         let there = "select count(*) from posthouse.id_range";
         let (deleted, ranges) = (deleted(&client).await?, count(&client, there).await?);
+        let begun = format!("select not exists (select from posthouse.archive where id = {first})");
+        wait_for(&client, "the first job is gone", &begun).await?;
         claims.turns(sizes.claims_timed / WARM_UP).await?;
         claims.forget();
         turns(&mut claims, sizes.reader_time / 4).await?;
