@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use futures_util::future::join3;
+use futures_util::future::{join, join3};
 use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 use tokio_postgres::types::{ToSql, Type};
@@ -60,6 +60,9 @@ enum End {
     Kept,
     Undone,
 }
+
+/// Nothing was done: the transaction could not be begun, as within a limit that the `begin` was about to lift.
+struct NotBegun(Error);
 
 /// Ends the connection, also one whose maker gave up before it was of use.
 struct AbortOnDrop(JoinHandle<()>);
@@ -170,19 +173,14 @@ impl Store {
         // A task of its own, so that dropping the caller's future leaves no transaction open.
         let task = tokio::spawn(async move {
             let _turn = turn;
-            let (begin, answer, ended) = join3(
-                session.client.batch_execute(&session.begin),
-                query(&session.client, sql, &parameters),
-                session.client.batch_execute(match end {
-                    End::Kept => "commit",
-                    End::Undone => "rollback",
-                }),
-            )
-            .await;
-            begin?;
-            let rows = answer?;
-            ended?;
-            Ok(rows)
+            let mut tries = 1;
+            loop {
+                match in_transaction(&session, sql, &parameters, end).await {
+                    Err(NotBegun(error)) if tries < TRIES && surroundings::may_be_to_blame_for(&error) => tries += 1,
+                    Err(NotBegun(error)) => return Err(error),
+                    Ok(answer) => return answer,
+                }
+            }
         });
         task.await.map_err(|_| Error::disconnected("the connection's task ended", false))?
     }
@@ -219,6 +217,34 @@ impl Store {
     }
 }
 
+/// One try of a statement between `begin` and its end.
+async fn in_transaction(
+    session: &Session,
+    sql: &str,
+    parameters: &[Parameter],
+    end: End,
+) -> std::result::Result<Result<Vec<Row>>, NotBegun> {
+    let begin = session.client.batch_execute(&session.begin);
+    let statement = query(&session.client, sql, parameters);
+    let not_begun = |error: tokio_postgres::Error| NotBegun(error.into());
+    match end {
+        End::Kept => {
+            // What came after a `begin` that was refused as a whole ran by itself and stays: then its answer is the answer.
+            match join3(begin, statement, session.client.batch_execute("commit")).await {
+                (Err(error), Err(_), _) => Err(not_begun(error)),
+                (Ok(()), Ok(_), Err(error)) => Ok(Err(error.into())),
+                (_, answer, _) => Ok(answer),
+            }
+        }
+        End::Undone => {
+            // Nothing may stay, so that it waits until there is a transaction.
+            begin.await.map_err(not_begun)?;
+            let (answer, undone) = join(statement, session.client.batch_execute("rollback")).await;
+            Ok(answer.and_then(|rows| undone.map(|()| rows).map_err(Into::into)))
+        }
+    }
+}
+
 async fn query(client: &Client, sql: &str, parameters: &[Parameter]) -> Result<Vec<Row>> {
     let typed: Vec<(&(dyn ToSql + Sync), Type)> =
         parameters.iter().map(|(p, t)| (p.as_ref() as &(dyn ToSql + Sync), t.clone())).collect();
@@ -229,14 +255,24 @@ async fn query(client: &Client, sql: &str, parameters: &[Parameter]) -> Result<V
 pub(super) async fn connect(target: &Target, name: &str) -> Result<(Client, JoinHandle<()>)> {
     let mut config = target.config.clone();
     config.application_name(format!("posthouse/{name}"));
+    let say_where = |error: tokio_postgres::Error| {
+        let error = Error::from(error);
+        match error.to_string().strip_prefix("no connection to Postgres: ") {
+            Some(why) => {
+                let why = why.strip_prefix("error connecting to server: ").unwrap_or(why).to_owned();
+                error.saying(format!("no connection to Postgres at {}: {why}", target.place()))
+            }
+            None => error,
+        }
+    };
     #[cfg(feature = "tls")]
     {
-        let (client, connection) = config.connect(super::tls::connector(target)?).await?;
+        let (client, connection) = config.connect(super::tls::connector(target)?).await.map_err(say_where)?;
         Ok((client, tokio::spawn(async move { drop(connection.await) })))
     }
     #[cfg(not(feature = "tls"))]
     {
-        let (client, connection) = config.connect(tokio_postgres::NoTls).await?;
+        let (client, connection) = config.connect(tokio_postgres::NoTls).await.map_err(say_where)?;
         Ok((client, tokio::spawn(async move { drop(connection.await) })))
     }
 }

@@ -90,6 +90,21 @@ impl Target {
     }
 }
 
+impl Target {
+    /// Where it is, for people: the hosts with their ports, and nothing that is secret.
+    pub(super) fn place(&self) -> String {
+        let ports = self.config.get_ports();
+        let port = |at: usize| ports.get(at).or(ports.first()).copied().unwrap_or(5432);
+        let place = |(at, host): (usize, &Host)| match host {
+            Host::Tcp(name) if name.contains(':') => format!("[{name}]:{}", port(at)),
+            Host::Tcp(name) => format!("{name}:{}", port(at)),
+            Host::Unix(folder) => format!("{}/.s.PGSQL.{}", folder.display(), port(at)),
+        };
+        let places: Vec<_> = self.config.get_hosts().iter().enumerate().map(place).collect();
+        places.join(", ")
+    }
+}
+
 /// Hand the value of a parameter of a URL or key-value string to `change`, and put back what it answers.
 fn take_parameter(url: &str, name: &str, change: impl FnOnce(&str) -> Option<String>) -> String {
     let key = format!("{name}=");
@@ -143,6 +158,17 @@ mod tests {
             ("host=far", SslMode::Prefer),
         ] {
             assert_eq!(Database::new(url).unwrap().main.config.get_ssl_mode(), mode, "{url}");
+        }
+    }
+
+    #[test]
+    fn the_place_is_told_without_the_password() {
+        for (url, place) in [
+            ("postgres://u:sesame@h/d", "h:5432"),
+            ("postgres://u:sesame@h:1,[::1]:2/d", "h:1, [::1]:2"),
+            ("host=/tmp/x,far port=6000 password=sesame", "/tmp/x/.s.PGSQL.6000, far:6000"),
+        ] {
+            assert_eq!(Database::new(url).unwrap().main.place(), place, "{url}");
         }
     }
 

@@ -63,8 +63,8 @@ fn duration(text: &str) -> Option<Duration> {
 pub(super) fn begin(timeout: Duration) -> String {
     let timeout_ms = timeout.as_millis().clamp(1, i32::MAX as u128);
     format!(
-        "begin isolation level read committed; set local search_path = pg_catalog, pg_temp; set local row_security = on; \
-         set local statement_timeout = {timeout_ms}; set local lock_timeout = 0; \
+        "begin isolation level read committed; set local statement_timeout = {timeout_ms}; set local lock_timeout = 0; \
+         set local search_path = pg_catalog, pg_temp; set local row_security = on; \
          set local idle_in_transaction_session_timeout = {IDLE_MS}; \
          select set_config(name, '0', true) from unnest(array['transaction_timeout']) name where current_setting(name, true) <> '0'"
     )

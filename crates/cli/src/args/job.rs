@@ -162,7 +162,7 @@ pub(crate) struct JobWait {
     /// The jobs
     #[arg(required = true, value_name = "ID")]
     pub(crate) ids: Vec<i64>,
-    /// Give up after this time, such as 30s or 5m. Default: never
+    /// Give up after this time, such as 30s or 5m; with 0s look once. Default: never
     #[arg(long, value_name = "DURATION", value_parser = super::time::duration)]
     pub(crate) timeout: Option<Duration>,
 }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use posthouse::store::{JobRecord, Reason, Store};
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep};
 
 use crate::args::{Global, JobWait};
 use crate::failure::{Failure, Result};
@@ -22,14 +22,8 @@ const SILENCE_MAX: Duration = Duration::from_secs(5);
 /// Waits, and prints each result as it comes; with --json all of them at the end, in the order of the ids.
 pub(super) async fn wait(store: &Store, args: &JobWait, global: &Global) -> Result<ExitCode> {
     let mut finals = BTreeMap::new();
-    let waiting = until_final(store, &args.ids, &mut finals, global);
-    let waited = match args.timeout {
-        None => waiting.await,
-        Some(longest) => match Instant::now().checked_add(longest) {
-            None => waiting.await,
-            Some(end) => timeout_at(end, waiting).await.unwrap_or(Ok(())),
-        },
-    };
+    let end = args.timeout.and_then(|longest| Instant::now().checked_add(longest));
+    let waited = until_final(store, &args.ids, &mut finals, end, global).await;
     if global.json {
         let jobs: Vec<_> = args.ids.iter().filter_map(|id| finals.get(id)).collect();
         output::json(&jobs)?;
@@ -45,18 +39,28 @@ pub(super) async fn wait(store: &Store, args: &JobWait, global: &Global) -> Resu
     Ok(ExitCode::from(u8::from(!all_done)))
 }
 
-async fn until_final(store: &Store, ids: &[i64], finals: &mut BTreeMap<i64, JobRecord>, global: &Global) -> Result<()> {
+/// Until all are final or the time is over. Looks at least once, however short the time.
+async fn until_final(
+    store: &Store,
+    ids: &[i64],
+    finals: &mut BTreeMap<i64, JobRecord>,
+    end: Option<Instant>,
+    global: &Global,
+) -> Result<()> {
     let mut pause = FIRST_LOOK;
     let begin = Instant::now();
     // Programs that read JSON look for themselves.
     let mut is_explained = global.json;
-    loop {
-        let mut open = ids.to_vec();
-        open.retain(|id| !finals.contains_key(id));
-        if open.is_empty() {
+    look(store, ids, finals, global).await?;
+    while finals.len() < ids.len() {
+        let now = Instant::now();
+        let left = end.map_or(pause, |end| end.saturating_duration_since(now));
+        if left.is_zero() {
             return Ok(());
         }
-        let states = store.states(&open).await?;
+        sleep(pause.min(left)).await;
+        pause = (pause * 2).min(LATER_LOOKS);
+        let states = look(store, ids, finals, global).await?;
         if !is_explained && begin.elapsed() >= SILENCE_MAX {
             let queued = states.iter().find(|(_, state)| state == "queued");
             is_explained = queued.is_some();
@@ -64,26 +68,36 @@ async fn until_final(store: &Store, ids: &[i64], finals: &mut BTreeMap<i64, JobR
                 explain(store, *id).await;
             }
         }
-        for id in open {
-            let Some((_, state)) = states.iter().find(|(found, _)| *found == id) else {
-                return Err(Failure::new(format!("job {id}: there is no such job")));
-            };
-            if !matches!(state.as_str(), "done" | "failed" | "cancelled") {
-                continue;
-            }
-            // Somebody may have retried it just now: then it is waited for again.
-            if let Some(job) = store.job(id).await?.filter(JobRecord::is_final) {
-                if !global.json {
-                    print(&job)?;
-                }
-                finals.insert(id, job);
-            }
+    }
+    Ok(())
+}
+
+/// Looks at those that were not final yet, keeps those that are, and answers with the states it saw.
+async fn look(
+    store: &Store,
+    ids: &[i64],
+    finals: &mut BTreeMap<i64, JobRecord>,
+    global: &Global,
+) -> Result<Vec<(i64, String)>> {
+    let mut open = ids.to_vec();
+    open.retain(|id| !finals.contains_key(id));
+    let states = store.states(&open).await?;
+    for id in open {
+        let Some((_, state)) = states.iter().find(|(found, _)| *found == id) else {
+            return Err(Failure::new(format!("job {id}: there is no such job")));
+        };
+        if !matches!(state.as_str(), "done" | "failed" | "cancelled") {
+            continue;
         }
-        if finals.len() < ids.len() {
-            sleep(pause).await;
-            pause = (pause * 2).min(LATER_LOOKS);
+        // Somebody may have retried it just now: then it is waited for again.
+        if let Some(job) = store.job(id).await?.filter(JobRecord::is_final) {
+            if !global.json {
+                print(&job)?;
+            }
+            finals.insert(id, job);
         }
     }
+    Ok(states)
 }
 
 /// Says on stderr what a job waits for. Who may not ask that waits all the same.

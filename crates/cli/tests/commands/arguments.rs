@@ -69,7 +69,8 @@ fn settings_that_are_not_safe_are_wrong_arguments() {
 #[test]
 fn a_server_that_is_not_there_is_named_as_the_reason() {
     // Port 1 of this machine: nothing listens there.
-    run(&["status", "--database-url", "postgres://u@127.0.0.1:1/d"]).failed(1, &["no connection", "posthouse dev"]);
+    run(&["status", "--database-url", "postgres://u@127.0.0.1:1/d"])
+        .failed(1, &["no connection to Postgres at 127.0.0.1:1: ", "posthouse dev"]);
 }
 
 #[test]
