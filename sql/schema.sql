@@ -1752,6 +1752,8 @@ declare
   blockers bigint[] := '{}';
   members text[] := '{}';
   untils timestamptz[] := '{}';
+  gave bigint[] := '{}';              -- lanes that the jobs are of, each as often as it was asked
+  home posthouse.lane;                -- the one that all are of
 begin
   perform posthouse.check_isolation();
   if (claim.max_jobs between 1 and 10000) is not true then
@@ -1789,12 +1791,16 @@ begin
     elsif oldest is not null then
       jobs := jobs || posthouse.take_jobs(claim.worker, array[oldest], array[greatest(1, max_jobs / 10)], max_jobs, due);
     end if;
+    if cardinality(jobs) > 0 then
+      gave := array[oldest];
+    end if;
   end if;
   while cardinality(jobs) < max_jobs loop
     level := posthouse.next_priority(w.queues, w.kinds, level, due);
     exit when level is null;
     select * into took from posthouse.claim_level(claim.worker, w.queues, w.kinds, level::int, max_jobs - cardinality(jobs), after_lane, due, gated, wait);
     jobs := jobs || took.jobs;
+    gave := gave || took.gave;
     empty := empty || took.empty;
     idle := idle || took.idle;
     if gated then
@@ -1825,6 +1831,18 @@ begin
     part := ((claim.seq % cardinality(idle)) * 64) % cardinality(idle);
     perform posthouse.rest_lane(l) from unnest(idle[part + 1:part + 64]) l;
   end if;
+  if gave = '{}' then
+    return;
+  elsif gave[1] = all(gave) then
+    -- Looked up once: to do so for each job is a tenth of a large claim.
+    select * into home from posthouse.lane l where l.id = gave[1];
+    return query
+      select j.id, j.fence + 1::bigint, j.attempt + 1, j.max_attempts, home.kind, home.queue, home.tenant, home.priority, p.payload, j.timeout_ms,
+        j.lane_id, j.created_at, p.trace, j.instead
+      from unnest(jobs) j
+      cross join lateral (select p.payload, p.trace from posthouse.payload p where p.id = j.id offset 0) p;
+    return;
+  end if;
   return query
     select j.id, j.fence + 1::bigint, j.attempt + 1, j.max_attempts, l.kind, l.queue, l.tenant, l.priority, p.payload, j.timeout_ms,
       j.lane_id, j.created_at, p.trace, j.instead
@@ -1834,7 +1852,7 @@ begin
 end $function$
 ;
 
-CREATE OR REPLACE FUNCTION posthouse.claim_level(worker uuid, queues text[], kinds text[], priority integer, max_jobs integer, after_lane bigint, due timestamp with time zone, gated boolean, wait boolean, OUT jobs posthouse.job[], OUT empty bigint[], OUT idle bigint[], OUT blocked bigint[], OUT blockers bigint[], OUT members text[], OUT untils timestamp with time zone[], OUT held boolean)
+CREATE OR REPLACE FUNCTION posthouse.claim_level(worker uuid, queues text[], kinds text[], priority integer, max_jobs integer, after_lane bigint, due timestamp with time zone, gated boolean, wait boolean, OUT jobs posthouse.job[], OUT gave bigint[], OUT empty bigint[], OUT idle bigint[], OUT blocked bigint[], OUT blockers bigint[], OUT members text[], OUT untils timestamp with time zone[], OUT held boolean)
  RETURNS record
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1857,6 +1875,7 @@ declare
   weighted boolean := exists (select from posthouse.share s where s.queue = any(queues));
   shares int[];
   later boolean[];                    -- lanes that are served after the others; null: none
+  given bigint[];                     -- those of the window that gave
   narrowed boolean;                   -- some lanes wait, since older ones had the share of their tenant
   took posthouse.job[];
   passed record;
@@ -1867,12 +1886,12 @@ declare
   over bigint[];                      -- those of them whose time awake is over,
   ending bigint[];                    -- or ends about now
   found_empty bigint[];
-  gave bigint[];
   after_lanes bigint[] := array[after_lane, 0];
   upto_lanes bigint[] := array[9223372036854775807, after_lane];
   part bigint;
 begin
   jobs := '{}';
+  gave := '{}';
   empty := '{}';
   idle := '{}';
   held := false;
@@ -1911,7 +1930,7 @@ begin
     end if;
     visited := lanes;
     visitors := tenants;
-    gave := '{}';
+    given := '{}';
     wide := false;
     loop
       exit when lanes is null;
@@ -1968,7 +1987,7 @@ begin
       wide := took is null;
       if took is not null then
         jobs := jobs || took;
-        gave := gave || array(select distinct j.lane_id from unnest(took) j order by 1);
+        given := given || case when cardinality(lanes) = 1 then lanes else array(select distinct j.lane_id from unnest(took) j order by 1) end;
       end if;
       exit when cardinality(jobs) >= max_jobs or (cardinality(took) < share and not held_back);
       -- Those that gave their whole share may have more, or the lanes that waited behind them, or behind one that a gate holds back.
@@ -1984,23 +2003,24 @@ begin
       join posthouse.lane l on l.id = g.lane_id;
     end loop;
     found_empty := '{}';
-    if gave = '{}' and blocked = '{}' then
+    if given = '{}' and blocked = '{}' then
       found_empty := visited;
-    elsif gave = '{}' or (cardinality(visited) > 1 and not (cardinality(jobs) >= max_jobs and gave = visited[:cardinality(gave)])) then
+    elsif given = '{}' or (cardinality(visited) > 1 and not (cardinality(jobs) >= max_jobs and given = visited[:cardinality(given)])) then
       -- Nobody looked into those behind the last one that gave, where it filled the claim; often that is all.
       found_empty := array(
         select v.lane_id
         from (select u.lane_id, u.place, g.lane_id is not null as gave, max(u.place) filter (where g.lane_id is not null) over () as last
               from unnest(visited) with ordinality u(lane_id, place)
-              left join (select distinct x from unnest(gave || blocked) x) g(lane_id) on g.lane_id = u.lane_id) v
+              left join (select distinct x from unnest(given || blocked) x) g(lane_id) on g.lane_id = u.lane_id) v
         where not v.gave and (cardinality(jobs) < max_jobs or v.place < v.last));
     end if;
+    gave := gave || given;
     empty := empty || found_empty;
     if over is not null and found_empty <> '{}' then
       idle := idle || array(select o from unnest(over) o where o = any(found_empty));
     end if;
-    if ending is not null and gave && ending then
-      perform posthouse.keep_awake(array(select e from unnest(ending) e where e = any(gave)));
+    if ending is not null and given && ending then
+      perform posthouse.keep_awake(array(select e from unnest(ending) e where e = any(given)));
     end if;
     exit when cardinality(jobs) >= max_jobs or ready < 256;
     if part = 1 then
@@ -2937,6 +2957,21 @@ begin
       'fine while a new version is being rolled out', 'select host, pid, version, started_at from posthouse.workers where state = ''live'' order by version',
       null::jsonb);
   end if;
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.done_behind_gates(gated posthouse.job[], applied bigint[], ids bigint[], fences integer[], usages jsonb[], OUT passed posthouse.job[], OUT used jsonb[], OUT called boolean[])
+ RETURNS record
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+AS $function$
+begin
+  select coalesce(array_agg(jobs.j), '{}'), coalesce(array_agg(usages[width_bucket((jobs.j).id, ids)]), '{}'), coalesce(array_agg(true), '{}')
+  into passed, used, called
+  from (select gated[i] as j from generate_subscripts(gated, 1) i) jobs
+  where (jobs.j).id = any(applied) and (jobs.j).fence = fences[width_bucket((jobs.j).id, ids)];
 end $function$
 ;
 
@@ -6898,6 +6933,7 @@ AS $function$
     ('is_empty', 'owner', array['worker']),
     ('heartbeat', 'owner', array['worker']),
     ('settle', 'owner', array['worker']),
+    ('settle_plain', 'owner', array['worker']),
     ('release', 'owner', array['worker']),
     ('progress', 'owner', array['worker']),
     ('retire_worker', 'owner', array['worker']),
@@ -7096,10 +7132,16 @@ begin
     select c.seq, j.id, j.fence::bigint, j.cancel_asked
     from posthouse.claimed c
     cross join lateral (
+      select min(i) as first_id, max(i) as last_id, max(i) - min(i) < 4 * count(*) as is_dense from unnest(c.job_ids) i offset 0) ids
+    cross join lateral (
       select j.id, j.fence, j.cancel_asked
-      from posthouse.job j
-      join unnest(c.job_ids, c.fences) u(id, fence) on u.id = j.id and u.fence = j.fence
-      where j.id = any(c.job_ids) and j.worker = running_jobs.worker and j.state = 'running' offset 0) j
+      from (
+        select x.id, x.fence, x.cancel_asked from posthouse.job x
+        where not ids.is_dense and x.id = any(c.job_ids) and x.worker = running_jobs.worker and x.state = 'running'
+        union all
+        select x.id, x.fence, x.cancel_asked from posthouse.job x
+        where ids.is_dense and x.id >= ids.first_id and x.id <= ids.last_id and x.worker = running_jobs.worker and x.state = 'running') j
+      join unnest(c.job_ids, c.fences) u(id, fence) on u.id = j.id and u.fence = j.fence offset 0) j
     where c.worker = running_jobs.worker and c.seq >= from_seq;
 end $function$
 ;
@@ -7663,11 +7705,7 @@ begin
   if d.ids is not null then
     applied := posthouse.settle_done(settle.worker, d.ids, d.fences, d.results, d.usages, d.flags);
     if gated is not null then
-      select coalesce(array_agg(jobs.j), '{}'), coalesce(array_agg(d.usages[width_bucket((jobs.j).id, d.ids)]), '{}'),
-        coalesce(array_agg(true), '{}')
-      into passed, used, called
-      from (select gated[i] as j from generate_subscripts(gated, 1) i) jobs
-      where (jobs.j).id = any(applied) and (jobs.j).fence = d.fences[width_bucket((jobs.j).id, d.ids)];
+      select x.passed, x.used, x.called into passed, used, called from posthouse.done_behind_gates(gated, applied, d.ids, d.fences, d.usages) x;
     end if;
   end if;
   if cardinality(applied) = coalesce(jsonb_array_length(whole), cardinality(list)) then
@@ -7924,6 +7962,52 @@ begin
     case when outcome in ('fail', 'retry') then error else format('the worker settled with the unknown outcome %s', coalesce(quote_literal(outcome), 'null')) end,
     detail, usage);
   return 'failed';
+end $function$
+;
+
+CREATE OR REPLACE FUNCTION posthouse.settle_plain(worker uuid, ids bigint[], fences integer[], results jsonb[], usages jsonb[])
+ RETURNS bigint[]
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET jit TO 'off'
+AS $function$
+declare
+  applied bigint[];
+  gated posthouse.job[];              -- that passed gates
+  settled record;                     -- of these, those that were applied
+begin
+  perform posthouse.check_isolation();
+  if (ids = array(select distinct i from unnest(ids) i order by i) and cardinality(fences) = cardinality(ids)
+    and coalesce(cardinality(results), cardinality(ids)) = cardinality(ids)
+    and coalesce(cardinality(usages), cardinality(ids)) = cardinality(ids)) is not true then
+    raise exception using errcode = 'PH001', message = 'ids: must be in ascending order, with as many fences, results and usages';
+  elsif pg_column_size(results) > 33554432 or pg_column_size(usages) > 65536 and exists (
+    select from unnest(usages) u where pg_column_size(u) > 65536) then
+    -- Some are perhaps too large to be kept whole.
+    return array(
+      select s.id from posthouse.settle(worker, (
+        select json_agg(json_build_object('id', o.id, 'fence', o.fence, 'outcome', 'done', 'result', o.result, 'usage', o.usage))
+        from unnest(ids, fences, results, usages) o(id, fence, result, usage))) s
+      where s.verdict <> 'applied');
+  end if;
+  if exists (select from posthouse.gate) then
+    -- As posthouse.settle does.
+    perform pg_advisory_xact_lock_shared(1346912000, 4);
+    gated := posthouse.gated_jobs(worker, ids);
+  end if;
+  applied := posthouse.settle_done(worker, ids, fences, results, usages, null);
+  if gated is not null then
+    select x.* into settled from posthouse.done_behind_gates(gated, applied, ids, fences, usages) x;
+    if settled.passed <> '{}' then
+      perform posthouse.settle_gates(settled.passed, settled.used, settled.called);
+    end if;
+  end if;
+  if cardinality(applied) = cardinality(ids) then
+    return '{}';
+  end if;
+  return array(select i from unnest(ids) i where i <> all(applied));
 end $function$
 ;
 

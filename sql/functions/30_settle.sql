@@ -460,11 +460,7 @@ begin
   if d.ids is not null then
     applied := posthouse.settle_done(settle.worker, d.ids, d.fences, d.results, d.usages, d.flags);
     if gated is not null then
-      select coalesce(array_agg(jobs.j), '{}'), coalesce(array_agg(d.usages[width_bucket((jobs.j).id, d.ids)]), '{}'),
-        coalesce(array_agg(true), '{}')
-      into passed, used, called
-      from (select gated[i] as j from generate_subscripts(gated, 1) i) jobs
-      where (jobs.j).id = any(applied) and (jobs.j).fence = d.fences[width_bucket((jobs.j).id, d.ids)];
+      select x.passed, x.used, x.called into passed, used, called from posthouse.done_behind_gates(gated, applied, d.ids, d.fences, d.usages) x;
     end if;
   end if;
   if cardinality(applied) = coalesce(jsonb_array_length(whole), cardinality(list)) then
@@ -507,6 +503,68 @@ begin
   if passed <> '{}' then
     perform posthouse.settle_gates(passed, used, called);
   end if;
+end $$;
+
+-- Record that jobs are done, in short: what the client library does most, for which nothing is parsed and hardly anything answered.
+-- The arrays go together, sorted by id, one a job; `results` and `usages` may be null where all of them are. The answer is the ids of
+-- those that were not applied: ask posthouse.settle what became of them.
+create or replace function posthouse.settle_plain(worker uuid, ids bigint[], fences int[], results jsonb[], usages jsonb[]) returns bigint[]
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+as $$
+declare
+  applied bigint[];
+  gated posthouse.job[];              -- that passed gates
+  settled record;                     -- of these, those that were applied
+begin
+  perform posthouse.check_isolation();
+  if (ids = array(select distinct i from unnest(ids) i order by i) and cardinality(fences) = cardinality(ids)
+    and coalesce(cardinality(results), cardinality(ids)) = cardinality(ids)
+    and coalesce(cardinality(usages), cardinality(ids)) = cardinality(ids)) is not true then
+    raise exception using errcode = 'PH001', message = 'ids: must be in ascending order, with as many fences, results and usages';
+  elsif pg_column_size(results) > 33554432 or pg_column_size(usages) > 65536 and exists (
+    select from unnest(usages) u where pg_column_size(u) > 65536) then
+    -- Some are perhaps too large to be kept whole.
+    return array(
+      select s.id from posthouse.settle(worker, (
+        select json_agg(json_build_object('id', o.id, 'fence', o.fence, 'outcome', 'done', 'result', o.result, 'usage', o.usage))
+        from unnest(ids, fences, results, usages) o(id, fence, result, usage))) s
+      where s.verdict <> 'applied');
+  end if;
+  if exists (select from posthouse.gate) then
+    -- As posthouse.settle does.
+    perform pg_advisory_xact_lock_shared(1346912000, 4);
+    gated := posthouse.gated_jobs(worker, ids);
+  end if;
+  applied := posthouse.settle_done(worker, ids, fences, results, usages, null);
+  if gated is not null then
+    select x.* into settled from posthouse.done_behind_gates(gated, applied, ids, fences, usages) x;
+    if settled.passed <> '{}' then
+      perform posthouse.settle_gates(settled.passed, settled.used, settled.called);
+    end if;
+  end if;
+  if cardinality(applied) = cardinality(ids) then
+    return '{}';
+  end if;
+  return array(select i from unnest(ids) i where i <> all(applied));
+end $$;
+
+-- The jobs among these behind gates whose outcome `done` was applied, and what they used. `ids` and what goes with them are sorted.
+create or replace function posthouse.done_behind_gates(gated posthouse.job[], applied bigint[], ids bigint[], fences int[], usages jsonb[],
+  out passed posthouse.job[], out used jsonb[], out called boolean[])
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+begin
+  select coalesce(array_agg(jobs.j), '{}'), coalesce(array_agg(usages[width_bucket((jobs.j).id, ids)]), '{}'), coalesce(array_agg(true), '{}')
+  into passed, used, called
+  from (select gated[i] as j from generate_subscripts(gated, 1) i) jobs
+  where (jobs.j).id = any(applied) and (jobs.j).fence = fences[width_bucket((jobs.j).id, ids)];
 end $$;
 
 -- The jobs among these that this worker runs and that passed gates; null: none.

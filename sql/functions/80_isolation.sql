@@ -32,6 +32,7 @@ as $$
     ('is_empty', 'owner', array['worker']),
     ('heartbeat', 'owner', array['worker']),
     ('settle', 'owner', array['worker']),
+    ('settle_plain', 'owner', array['worker']),
     ('release', 'owner', array['worker']),
     ('progress', 'owner', array['worker']),
     ('retire_worker', 'owner', array['worker']),

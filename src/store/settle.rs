@@ -1,5 +1,6 @@
 //! Settle: record what attempts decided.
 
+use std::borrow::Borrow;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -7,7 +8,7 @@ use serde_json::value::RawValue;
 use tokio_postgres::types::{Json, Type};
 use uuid::Uuid;
 
-use super::connection::{Store, p};
+use super::connection::{Parameter, Store, p};
 use crate::error::{Error, Result};
 use crate::outcome::{JobError, Outcome};
 
@@ -148,10 +149,76 @@ fn millis(d: Duration) -> u64 {
     u64::try_from(d.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// JSON as `posthouse.settle_plain` takes it: null is none, and none at all is no array.
+#[derive(Default)]
+struct Values(Vec<Option<Json<Box<RawValue>>>>);
+
+impl Values {
+    fn push(&mut self, value: Option<&RawValue>) {
+        self.0.push(value.filter(|value| value.get() != "null").map(|value| Json(value.to_owned())));
+    }
+
+    fn parameter(self) -> Parameter {
+        p(self.0.iter().any(Option::is_some).then_some(self.0), Type::JSONB_ARRAY)
+    }
+}
+
+/// The parameters of `posthouse.settle_plain` for jobs that are all done, each named once; `None` for others.
+fn plain(worker: Uuid, outcomes: &[Settlement]) -> Option<Vec<Parameter>> {
+    let mut sorted: Vec<&Settlement> = outcomes.iter().collect();
+    sorted.sort_unstable_by_key(|settlement| settlement.id);
+    if sorted.is_empty() || sorted.windows(2).any(|pair| pair[0].id == pair[1].id) {
+        return None;
+    }
+    let (mut ids, mut fences) = (Vec::with_capacity(sorted.len()), Vec::with_capacity(sorted.len()));
+    let (mut results, mut usages) = (Values::default(), Values::default());
+    for Settlement { id, fence, outcome, usage, max_deferral: _ } in sorted {
+        let Some(Outcome::Done(result)) = outcome else { return None };
+        ids.push(*id);
+        fences.push(i32::try_from(*fence).ok()?);
+        results.push(Some(result));
+        usages.push(usage.as_deref());
+    }
+    Some(vec![
+        p(worker, Type::UUID),
+        p(ids, Type::INT8_ARRAY),
+        p(fences, Type::INT4_ARRAY),
+        results.parameter(),
+        usages.parameter(),
+    ])
+}
+
 impl Store {
     /// Record outcomes, all in one commit. Answers in any order, one per outcome.
     pub async fn settle(&self, worker: Uuid, outcomes: &[Settlement]) -> Result<Vec<Settled>> {
-        let wire: Vec<Wire<'_>> = outcomes.iter().map(Wire::new).collect();
+        let Some(parameters) = plain(worker, outcomes) else { return self.settle_any(worker, outcomes).await };
+        let mut missed: Vec<i64> =
+            match self.call_one("select posthouse.settle_plain($1, $2, $3, $4, $5)", parameters).await {
+                Ok(row) => row.try_get(0)?,
+                // A value that Postgres cannot store as it is: the other way cleans it.
+                Err(error) if error.sqlstate().is_some_and(|code| code.starts_with("22") || code.starts_with("54")) => {
+                    return self.settle_any(worker, outcomes).await;
+                }
+                Err(error) => return Err(error),
+            };
+        missed.sort_unstable();
+        let (applied, rest): (Vec<_>, Vec<_>) =
+            outcomes.iter().partition(|outcome| missed.binary_search(&outcome.id).is_err());
+        let done = |outcome: &Settlement| Settled {
+            id: outcome.id,
+            fence: outcome.fence,
+            verdict: Verdict::Applied,
+            state: Some("done".to_owned()),
+        };
+        let mut settled: Vec<Settled> = applied.into_iter().map(done).collect();
+        if !rest.is_empty() {
+            settled.extend(self.settle_any(worker, &rest).await?);
+        }
+        Ok(settled)
+    }
+
+    async fn settle_any(&self, worker: Uuid, outcomes: &[impl Borrow<Settlement>]) -> Result<Vec<Settled>> {
+        let wire: Vec<Wire<'_>> = outcomes.iter().map(|outcome| Wire::new(outcome.borrow())).collect();
         let json = serde_json::value::to_raw_value(&wire)?;
         let rows = self
             .call(

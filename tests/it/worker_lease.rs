@@ -302,7 +302,7 @@ async fn settles_whose_answers_are_lost_are_repeated_and_counted_once() {
     let worker =
         Background::start(waits_for(worker_at(&proxy.url(database.url())).lease(Duration::from_secs(30)), &log, &gate));
     for n in 0..20 {
-        proxy.lose_answer_to("posthouse.settle(");
+        proxy.lose_answer_to("posthouse.settle");
         for id in enqueue(&queue, "k", 3).await {
             job_in(&queue, id, "done").await;
             assert_eq!(log.runs_of(id), 1);

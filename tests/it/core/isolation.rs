@@ -34,7 +34,7 @@ const INTERNAL: &[&str] = &[
     "lane_quotas take_jobs claimed_jobs next_priority oldest_lane claim_level keep_awake rest_lane",
     // 30_settle
     "storable_value storable cap_json free_keys gather_errors settle_done attempt_job archive_job record_error bury_job requeue_job settle_other
-     number_of settled_before done_outcomes is_attempt bare_jobs drop_payloads",
+     number_of settled_before done_outcomes done_behind_gates is_attempt bare_jobs drop_payloads",
     // 35_usage
     "usage_figures usage_numbers record_usage fold_usage",
     // 40_lease

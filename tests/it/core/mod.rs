@@ -42,6 +42,7 @@ mod schema;
 mod serial;
 mod settings;
 mod settle;
+mod settle_plain;
 mod shares;
 mod slices;
 mod support;

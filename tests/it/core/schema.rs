@@ -269,6 +269,7 @@ async fn every_statement_of_the_store_is_understood() {
         "register_worker",
         "claim",
         "settle",
+        "settle_plain",
         "heartbeat",
         "rescue",
         "worker_beats",

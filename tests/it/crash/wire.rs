@@ -10,9 +10,9 @@ use crate::worker_support::{enqueue, queue_at};
 /// What may get lost: the answer to a call, after it has taken effect, or the call itself.
 const CALLS: [(&str, bool); 6] = [
     ("posthouse.claim(", true),
-    ("posthouse.settle(", true),
+    ("posthouse.settle", true),
     ("posthouse.claim(", true),
-    ("posthouse.settle(", false),
+    ("posthouse.settle", false),
     ("posthouse.claim(", false),
     ("posthouse.heartbeat(", true),
 ];
