@@ -5,12 +5,15 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use futures_util::future::join;
 use serde_json::value::RawValue;
 use tokio_postgres::GenericClient;
 
 use crate::error::{Error, Result};
 use crate::job::{DedupeFor, DedupePolicy, Enqueued, Job, NewJob};
-use crate::store::{self, Database, JobFilter, JobRecord, QueueHealth, QueueSettings, Reason, Store, WorkerRecord};
+use crate::store::{
+    self, Database, EnqueueCall, JobFilter, JobRecord, QueueHealth, QueueSettings, Reason, Store, WorkerRecord,
+};
 use crate::trace::{self, Parent, Span};
 
 mod alert;
@@ -39,6 +42,22 @@ pub struct Posthouse {
     database: Database,
     store: Store,
     gatherer: Arc<Gatherer>,
+}
+
+/// The jobs of one commit of many.
+enum Part<'a> {
+    /// Some have dedupe keys.
+    Keyed(&'a [NewJob]),
+    Call(EnqueueCall),
+}
+
+impl<'a> Part<'a> {
+    fn new(jobs: &'a [NewJob]) -> Result<Self> {
+        match jobs.iter().any(|job| job.dedupe.is_some()) {
+            true => Ok(Self::Keyed(jobs)),
+            false => Ok(Self::Call(EnqueueCall::new(jobs)?)),
+        }
+    }
 }
 
 impl Posthouse {
@@ -88,13 +107,22 @@ impl Posthouse {
 
     async fn send_many(&self, jobs: &[NewJob]) -> Result<Vec<Enqueued>> {
         let mut answers = Vec::with_capacity(jobs.len());
-        for part in jobs.chunks(store::MANY_MAX) {
-            answers.extend(match part.iter().any(|job| job.dedupe.is_some()) {
-                true => self.gatherer.enqueue_keyed(part).await?,
-                false => self.store.enqueue_many(part).await?,
-            });
+        let mut parts = jobs.chunks(store::MANY_MAX);
+        let mut next = parts.next().map(Part::new).transpose()?;
+        while let Some(part) = next {
+            // The next one is put together meanwhile, and sent when this one is in.
+            let (answer, following) = join(self.send(part), async { parts.next().map(Part::new).transpose() }).await;
+            answers.extend(answer?);
+            next = following?;
         }
         Ok(answers)
+    }
+
+    async fn send(&self, part: Part<'_>) -> Result<Vec<Enqueued>> {
+        match part {
+            Part::Keyed(jobs) => self.gatherer.enqueue_keyed(jobs).await,
+            Part::Call(call) => self.store.enqueue_call(call).await,
+        }
     }
 
     /// One job, whole. `None`: there is no such job.

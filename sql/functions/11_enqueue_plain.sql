@@ -71,7 +71,9 @@ begin
   -- An expression of its own is cheaper than a statement. As in posthouse.enqueue: a lane that is held and awake stays so.
   while pg_advisory_xact_lock_shared(1346912001, (lane_id % 128)::int) is not null loop
     insert into posthouse.job (id, lane_id, run_at, created_at, max_attempts, keyed)
-    select unnest(ids), lane_id, clock_timestamp(), clock_timestamp(), 5, false
+    -- One time for all; read in the statement, so after its lock on the table, which floors go by.
+    select unnest(ids), lane_id, t.now_at, t.now_at, 5, false
+    from (select clock_timestamp() as now_at offset 0) t
     where exists (select from posthouse.lane l where l.id = lane_id and (l.ready_at <= clock_timestamp() or l.blocked_by is not null));
     exit when found;
     lane_id := posthouse.lane_for(queue, priority, tenant, kind, '{}', '', clock_timestamp());

@@ -1,12 +1,16 @@
 //! Group commit of enqueues: while one is on its way to the database, those that come meanwhile gather and share the next
-//! commit. A lone enqueue waits for nobody, and passes through no other task. A batch belongs to a task of its own: dropping the
+//! commit. Where many come, a second batch goes on its way beside the first, on a connection of its own: Postgres works on one while the other
+//! becomes durable. A lone enqueue waits for nobody, and passes through no other task. A batch belongs to a task of its own: dropping the
 //! future of an enqueue takes nothing away from the others of its batch.
 
 use std::borrow::Borrow;
+use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use tokio::sync::{Mutex, Semaphore, mpsc, oneshot};
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use tokio::sync::{Mutex, Notify, Semaphore, mpsc, oneshot};
 
 use crate::error::{Error, Result};
 use crate::job::{Enqueued, NewJob};
@@ -17,6 +21,8 @@ use crate::store::{Database, Store};
 const BATCH_JOBS: usize = 500;
 /// Bytes of payload in one commit.
 const BATCH_BYTES: usize = 4 * 1024 * 1024;
+/// So many wait before a batch begins beside another: fewer would rather share the next one than pay for a commit.
+const WORTH_A_BATCH: usize = 16;
 /// Enqueues that wait for their turn; more make the callers wait.
 const WAITING: usize = 10_000;
 /// Connections for enqueues with a dedupe key. Such an enqueue waits while another transaction holds its key: a moment on its connection,
@@ -38,9 +44,12 @@ impl Borrow<NewJob> for Request {
 
 /// Gathers enqueues into batches.
 pub(super) struct Gatherer {
-    store: Store,
+    /// The second one is for batches beside another.
+    stores: [Store; 2],
     /// Held while a commit is on its way.
     busy: Arc<Mutex<()>>,
+    /// Enough wait for a batch beside another.
+    enough: Arc<Notify>,
     requests: OnceLock<mpsc::Sender<Request>>,
     keyed: Vec<Store>,
     keyed_turn: Semaphore,
@@ -50,8 +59,9 @@ pub(super) struct Gatherer {
 impl Gatherer {
     pub(super) fn new(database: &Database) -> Self {
         Self {
-            store: database.store("enqueue"),
+            stores: [database.store("enqueue"), database.store("enqueue")],
             busy: Arc::default(),
+            enough: Arc::default(),
             requests: OnceLock::new(),
             keyed: (0..KEYED_CONNECTIONS).map(|_| database.store("enqueue-keyed")).collect(),
             keyed_turn: Semaphore::new(KEYED_CONNECTIONS),
@@ -66,16 +76,19 @@ impl Gatherer {
             return answer.ok_or_else(|| Error::schema("posthouse.enqueue answered nothing"));
         }
         if let Ok(_alone) = self.busy.try_lock() {
-            return self.store.enqueue(&job).await;
+            return self.stores[0].enqueue(&job).await;
         }
         let requests = self.requests.get_or_init(|| {
             let (sender, receiver) = mpsc::channel(WAITING);
-            tokio::spawn(gather(self.store.clone(), self.busy.clone(), receiver));
+            tokio::spawn(gather(self.stores.clone(), self.busy.clone(), self.enough.clone(), receiver));
             sender
         });
         let (answer, answered) = oneshot::channel();
         let gone = || Error::disconnected("the runtime that this queue was first used on has ended", false);
         requests.send(Request { job, answer }).await.map_err(|_| gone())?;
+        if requests.max_capacity() - requests.capacity() >= WORTH_A_BATCH {
+            self.enough.notify_one();
+        }
         answered.await.map_err(|_| gone())?
     }
 
@@ -127,34 +140,50 @@ impl Drop for Slot<'_> {
 }
 
 /// Commits batch after batch until nobody asks for more, and waits then.
-async fn gather(store: Store, busy: Arc<Mutex<()>>, mut requests: mpsc::Receiver<Request>) {
+async fn gather(stores: [Store; 2], busy: Arc<Mutex<()>>, enough: Arc<Notify>, mut requests: mpsc::Receiver<Request>) {
     while let Some(request) = requests.recv().await {
         let _busy = busy.lock().await;
-        let mut next = Some(request);
-        while let Some(first) = next.take() {
-            let batch;
-            (batch, next) = fill_up(first, &mut requests);
-            commit(&store, batch).await;
+        let mut waiting = VecDeque::from([request]);
+        let mut free: Vec<&Store> = stores.iter().rev().collect();
+        let mut flights = FuturesUnordered::new();
+        loop {
             // Those who just got an answer are about to ask again: let them, so that they share a commit.
             tokio::task::yield_now().await;
-            next = next.or_else(|| requests.try_recv().ok());
+            while waiting.len() < BATCH_JOBS
+                && let Ok(request) = requests.try_recv()
+            {
+                waiting.push_back(request);
+            }
+            let least = if flights.is_empty() { 1 } else { WORTH_A_BATCH };
+            if waiting.len() >= least
+                && let Some(store) = free.pop()
+            {
+                let batch = next_batch(&mut waiting);
+                flights.push(async move {
+                    commit(store, batch).await;
+                    store
+                });
+            } else if flights.is_empty() {
+                break;
+            }
+            tokio::select! {
+                biased;
+                Some(store) = flights.next() => free.push(store),
+                () = enough.notified(), if !free.is_empty() => {}
+            }
         }
     }
 }
 
-/// A batch that begins with this request, and one that was too large to go with it.
-fn fill_up(first: Request, requests: &mut mpsc::Receiver<Request>) -> (Vec<Request>, Option<Request>) {
-    let mut bytes = first.job.payload.get().len();
-    let mut batch = vec![first];
-    while batch.len() < BATCH_JOBS {
-        let Ok(next) = requests.try_recv() else { break };
-        bytes += next.job.payload.get().len();
-        if bytes > BATCH_BYTES {
-            return (batch, Some(next));
-        }
-        batch.push(next);
-    }
-    (batch, None)
+/// As many of those that wait as go together.
+fn next_batch(waiting: &mut VecDeque<Request>) -> Vec<Request> {
+    let mut bytes = 0;
+    let fits = |request: &&Request| {
+        bytes += request.job.payload.get().len();
+        bytes <= BATCH_BYTES
+    };
+    let jobs = waiting.iter().take(BATCH_JOBS).take_while(fits).count().max(1);
+    waiting.drain(..jobs.min(waiting.len())).collect()
 }
 
 /// Commit a batch. If a job of it is refused, commit its halves, so that the bad one is alone in the end and spoils nothing for

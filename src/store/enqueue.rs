@@ -237,6 +237,24 @@ fn wire(jobs: &[impl Borrow<NewJob>]) -> Result<Vec<Parameter>> {
     Ok(vec![p(Json(serde_json::value::to_raw_value(&wire)?), Type::JSONB)])
 }
 
+/// A call that enqueues many jobs in one commit. To put it together takes time in which Postgres can work on the one before.
+pub(crate) struct EnqueueCall {
+    statement: &'static str,
+    parameters: Vec<Parameter>,
+}
+
+impl EnqueueCall {
+    pub(crate) fn new(jobs: &[impl Borrow<NewJob>]) -> Result<Self> {
+        // Of one alone, errors would not say that it was the first of several.
+        let (statement, parameters) = match plain(jobs).filter(|_| jobs.len() > 1) {
+            Some(parameters) => (PLAIN, parameters),
+            None if jobs.iter().any(|job| job.borrow().dedupe.is_some()) => (MANY_KEYED, wire(jobs)?),
+            None => (MANY, wire(jobs)?),
+        };
+        Ok(Self { statement, parameters })
+    }
+}
+
 /// What Postgres says of a payload that `jsonb` cannot hold, in words that name the field.
 fn name_the_payload(error: Error) -> Error {
     match error.sqlstate() {
@@ -258,13 +276,11 @@ impl Store {
 
     /// Enqueue up to 10,000 jobs in one commit: all of them or, if one is refused, none. Answers in the order of the jobs.
     pub async fn enqueue_many(&self, jobs: &[impl Borrow<NewJob>]) -> Result<Vec<Enqueued>> {
-        // Of one alone, errors would not say that it was the first of several.
-        let (statement, parameters) = match plain(jobs).filter(|_| jobs.len() > 1) {
-            Some(parameters) => (PLAIN, parameters),
-            None if jobs.iter().any(|job| job.borrow().dedupe.is_some()) => (MANY_KEYED, wire(jobs)?),
-            None => (MANY, wire(jobs)?),
-        };
-        answers(&self.call(statement, parameters).await.map_err(name_the_payload)?)
+        self.enqueue_call(EnqueueCall::new(jobs)?).await
+    }
+
+    pub(crate) async fn enqueue_call(&self, call: EnqueueCall) -> Result<Vec<Enqueued>> {
+        answers(&self.call(call.statement, call.parameters).await.map_err(name_the_payload)?)
     }
 
     /// Enqueue jobs with dedupe keys, at once or not at all: an error with SQLSTATE 55P03 says that another transaction holds one of the

@@ -59,4 +59,4 @@ pub use settle::{Settled, Settlement, Verdict};
 pub use sweep::{FailedSweep, Rescued, SweepRecord, Tidied, WorkerBeat};
 pub use usage::{UsageBy, UsageFilter, UsageReport, UsageRow};
 
-pub(crate) use enqueue::{MANY_MAX, enqueue_in};
+pub(crate) use enqueue::{EnqueueCall, MANY_MAX, enqueue_in};
