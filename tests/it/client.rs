@@ -104,6 +104,38 @@ async fn enqueues_at_the_same_time_share_commits_and_a_bad_one_spoils_nothing() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn where_many_come_two_batches_are_on_their_way_and_nobody_overtakes_himself() {
+    let database = queue_database().await;
+    let queue = Posthouse::connect(database.url()).await.unwrap();
+    let client = database.connect().await;
+    let tasks: Vec<_> = (0..64)
+        .map(|task| {
+            let queue = queue.clone();
+            tokio::spawn(async move {
+                let mut ids = Vec::new();
+                for n in 0..40 {
+                    ids.push(queue.enqueue_job(job(task * 40 + n)).await.unwrap().id);
+                }
+                ids
+            })
+        })
+        .collect();
+    let mut all = Vec::new();
+    for task in tasks {
+        let ids = task.await.unwrap();
+        assert!(ids.is_sorted(), "{ids:?}");
+        all.extend(ids);
+    }
+    let sql =
+        "select count(*) from unnest($1::bigint[]) with ordinality u(id, n) join posthouse.payload p on p.id = u.id
+               where (p.payload ->> 'n')::bigint = u.n - 1";
+    assert_eq!(client.query_one(sql, &[&all]).await.unwrap().get::<_, i64>(0), 64 * 40);
+    assert_eq!(count(&client, "select count(*) from posthouse.job").await, 64 * 40);
+    let connections = "select count(*) from pg_stat_activity where datname = current_database() and application_name = 'posthouse/enqueue'";
+    assert_eq!(count(&client, connections).await, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_job_in_a_transaction_exists_if_and_only_if_that_commits() {
     let database = queue_database().await;
     let queue = Posthouse::connect(database.url()).await.unwrap();
