@@ -25,8 +25,9 @@ mod usage;
 
 use gather::Gatherer;
 
-/// A queue in a Postgres database. Cheap to clone. Uses one connection for enqueueing, one for everything else, and up to
-/// four for enqueues with a dedupe key, each made when it is first needed.
+/// A queue in a Postgres database. Cheap to clone. Uses one connection for enqueueing, a second one where
+/// many enqueue at once, one for everything else, and up to four for enqueues with a dedupe key, each made when it is first needed. Enqueues that
+/// do not wait for each other's answers have no order among them.
 ///
 /// ```no_run
 /// # async fn f() -> posthouse::Result<()> {

@@ -44,7 +44,7 @@ impl Borrow<NewJob> for Request {
 
 /// Gathers enqueues into batches.
 pub(super) struct Gatherer {
-    /// The second one is for batches beside another.
+    /// The second one is for batches beside another, and connected when there are such.
     stores: [Store; 2],
     /// Held while a commit is on its way.
     busy: Arc<Mutex<()>>,
@@ -144,7 +144,8 @@ async fn gather(stores: [Store; 2], busy: Arc<Mutex<()>>, enough: Arc<Notify>, m
     while let Some(request) = requests.recv().await {
         let _busy = busy.lock().await;
         let mut waiting = VecDeque::from([request]);
-        let mut free: Vec<&Store> = stores.iter().rev().collect();
+        // The first one first.
+        let mut free = vec![1, 0];
         let mut flights = FuturesUnordered::new();
         loop {
             // Those who just got an answer are about to ask again: let them, so that they share a commit.
@@ -154,25 +155,31 @@ async fn gather(stores: [Store; 2], busy: Arc<Mutex<()>>, enough: Arc<Notify>, m
             {
                 waiting.push_back(request);
             }
-            let least = if flights.is_empty() { 1 } else { WORTH_A_BATCH };
-            if waiting.len() >= least
+            while waiting.len() >= if flights.is_empty() { 1 } else { WORTH_A_BATCH }
                 && let Some(store) = free.pop()
             {
-                let batch = next_batch(&mut waiting);
-                flights.push(async move {
-                    commit(store, batch).await;
-                    store
-                });
-            } else if flights.is_empty() {
+                flights.push(fly(&stores, store, next_batch(&mut waiting)));
+            }
+            if flights.is_empty() {
                 break;
             }
             tokio::select! {
                 biased;
-                Some(store) = flights.next() => free.push(store),
+                Some(store) = flights.next() => {
+                    free.extend(store);
+                    free.sort_unstable_by(|a, b| b.cmp(a));
+                }
                 () = enough.notified(), if !free.is_empty() => {}
             }
         }
     }
+}
+
+/// Commit a batch on this connection. Answers with it, unless it is a second one that a server has not to give: then the first one serves.
+async fn fly(stores: &[Store; 2], store: usize, batch: Vec<Request>) -> Option<usize> {
+    let is_there = store == 0 || stores[store].connect().await.is_ok();
+    commit(&stores[if is_there { store } else { 0 }], batch).await;
+    is_there.then_some(store)
 }
 
 /// As many of those that wait as go together.

@@ -111,6 +111,11 @@ impl Store {
         &self.inner.database
     }
 
+    /// Make the connection, if it is not there.
+    pub(crate) async fn connect(&self) -> Result<()> {
+        self.session().await.map(|_| ())
+    }
+
     /// Ask Postgres for a sign of life.
     pub async fn ping(&self) -> Result<()> {
         self.call("select 1", Vec::new()).await.map(|_| ())
@@ -191,9 +196,10 @@ impl Store {
         rows.into_iter().next().ok_or_else(|| Error::schema("a function of the schema answered nothing"))
     }
 
-    /// The same, with nothing of what it does left.
+    /// The same, with nothing of what it does left. On a connection for this alone: what others call on a shared one meanwhile would be undone with it.
     pub(super) async fn call_one_undone(&self, sql: &'static str, parameters: Vec<Parameter>) -> Result<Row> {
-        let rows = self.call_until(sql, parameters, End::Undone).await?;
+        let alone = self.with_timeout(self.inner.timeout);
+        let rows = alone.call_until(sql, parameters, End::Undone).await?;
         rows.into_iter().next().ok_or_else(|| Error::schema("a function of the schema answered nothing"))
     }
 
@@ -238,7 +244,10 @@ async fn in_transaction(
         }
         End::Undone => {
             // Nothing may stay, so that it waits until there is a transaction.
-            begin.await.map_err(not_begun)?;
+            if let Err(error) = begin.await {
+                let _ = session.client.batch_execute("rollback").await;
+                return Err(not_begun(error));
+            }
             let (answer, undone) = join(statement, session.client.batch_execute("rollback")).await;
             Ok(answer.and_then(|rows| undone.map(|()| rows).map_err(Into::into)))
         }

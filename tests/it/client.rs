@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use posthouse::store::{Database, Settlement, Verdict};
+use posthouse::store::{Action, Database, Selection, Settlement, Verdict};
 use posthouse::{Job, NewJob, Outcome, Posthouse};
 use serde::{Deserialize, Serialize};
 
@@ -133,6 +133,68 @@ async fn where_many_come_two_batches_are_on_their_way_and_nobody_overtakes_himse
     assert_eq!(count(&client, "select count(*) from posthouse.job").await, 64 * 40);
     let connections = "select count(*) from pg_stat_activity where datname = current_database() and application_name = 'posthouse/enqueue'";
     assert_eq!(count(&client, connections).await, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn where_there_is_but_one_connection_one_is_enough() {
+    let database = queue_database().await;
+    let client = database.connect().await;
+    let role = format!("few_{}", uuid::Uuid::new_v4().simple());
+    client
+        .batch_execute(&format!(
+            "create role {role} login password 'sesame' connection limit 1; grant usage on schema posthouse to {role};
+             grant all on all tables in schema posthouse to {role}; grant all on all sequences in schema posthouse to {role};
+             grant execute on all functions in schema posthouse to {role}"
+        ))
+        .await
+        .unwrap();
+    let (front, behind) = database.url().split_once('@').unwrap();
+    assert!(front.starts_with("postgres://"));
+    let queue = Posthouse::connect(&format!("postgres://{role}:sesame@{behind}")).await.unwrap();
+    let tasks: Vec<_> = (0..64)
+        .map(|task| {
+            let queue = queue.clone();
+            tokio::spawn(async move {
+                for n in 0..10 {
+                    queue.enqueue_job(job(task * 10 + n)).await.unwrap();
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    assert_eq!(count(&client, "select count(*) from posthouse.job").await, 640);
+    drop(queue);
+    client.batch_execute(&format!("drop owned by {role}; drop role {role}")).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rehearsal_undoes_nothing_of_what_others_do_meanwhile() {
+    let database = queue_database().await;
+    let store = Database::new(database.url()).unwrap().store("shared");
+    let client = database.connect().await;
+    for n in 0..20 {
+        store.enqueue(&job(n)).await.unwrap();
+    }
+    let rehearse = async {
+        for _ in 0..30 {
+            let selection = Selection { kind: Some("a".to_owned()), ..Selection::default() };
+            let batch = store.rehearse_jobs(&selection, &Action::Cancel, 100, None).await.unwrap();
+            assert!(batch.changed >= 20, "{batch:?}");
+        }
+    };
+    let enqueue = async {
+        let mut ids = Vec::new();
+        for n in 20..320 {
+            ids.push(store.enqueue(&job(n)).await.unwrap().id);
+        }
+        ids
+    };
+    let ((), ids) = tokio::join!(rehearse, enqueue);
+    let sql = "select count(*) from posthouse.job where id = any($1)";
+    assert_eq!(client.query_one(sql, &[&ids]).await.unwrap().get::<_, i64>(0), 300);
+    assert_eq!(count(&client, "select count(*) from posthouse.job where state = 'queued'").await, 320);
 }
 
 #[tokio::test(flavor = "multi_thread")]

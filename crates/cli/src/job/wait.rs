@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use posthouse::store::{JobRecord, Reason, Store};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::args::{Global, JobWait};
 use crate::failure::{Failure, Result};
@@ -21,9 +21,16 @@ const SILENCE_MAX: Duration = Duration::from_secs(5);
 
 /// Waits, and prints each result as it comes; with --json all of them at the end, in the order of the ids.
 pub(super) async fn wait(store: &Store, args: &JobWait, global: &Global) -> Result<ExitCode> {
-    let mut finals = BTreeMap::new();
-    let end = args.timeout.and_then(|longest| Instant::now().checked_add(longest));
-    let waited = until_final(store, &args.ids, &mut finals, end, global).await;
+    let (begin, mut finals) = (Instant::now(), BTreeMap::new());
+    // Looks at least once, however short the time.
+    let mut waited = look(store, &args.ids, &mut finals, global).await.map(|_| ());
+    if waited.is_ok() {
+        let waiting = until_final(store, &args.ids, &mut finals, global);
+        waited = match args.timeout.and_then(|longest| begin.checked_add(longest)) {
+            None => waiting.await,
+            Some(end) => timeout_at(end, waiting).await.unwrap_or(Ok(())),
+        };
+    }
     if global.json {
         let jobs: Vec<_> = args.ids.iter().filter_map(|id| finals.get(id)).collect();
         output::json(&jobs)?;
@@ -39,26 +46,13 @@ pub(super) async fn wait(store: &Store, args: &JobWait, global: &Global) -> Resu
     Ok(ExitCode::from(u8::from(!all_done)))
 }
 
-/// Until all are final or the time is over. Looks at least once, however short the time.
-async fn until_final(
-    store: &Store,
-    ids: &[i64],
-    finals: &mut BTreeMap<i64, JobRecord>,
-    end: Option<Instant>,
-    global: &Global,
-) -> Result<()> {
+async fn until_final(store: &Store, ids: &[i64], finals: &mut BTreeMap<i64, JobRecord>, global: &Global) -> Result<()> {
     let mut pause = FIRST_LOOK;
     let begin = Instant::now();
     // Programs that read JSON look for themselves.
     let mut is_explained = global.json;
-    look(store, ids, finals, global).await?;
-    while finals.len() < ids.len() {
-        let now = Instant::now();
-        let left = end.map_or(pause, |end| end.saturating_duration_since(now));
-        if left.is_zero() {
-            return Ok(());
-        }
-        sleep(pause.min(left)).await;
+    while ids.iter().any(|id| !finals.contains_key(id)) {
+        sleep(pause).await;
         pause = (pause * 2).min(LATER_LOOKS);
         let states = look(store, ids, finals, global).await?;
         if !is_explained && begin.elapsed() >= SILENCE_MAX {
@@ -81,6 +75,8 @@ async fn look(
 ) -> Result<Vec<(i64, String)>> {
     let mut open = ids.to_vec();
     open.retain(|id| !finals.contains_key(id));
+    open.sort_unstable();
+    open.dedup();
     let states = store.states(&open).await?;
     for id in open {
         let Some((_, state)) = states.iter().find(|(found, _)| *found == id) else {

@@ -52,7 +52,8 @@ async fn a_done_job_shows_its_result_and_wait_prints_it() {
         assert!(shown.contains(part), "{part} in {shown}");
     }
     queue.run(&["job", "wait", &id]).fine();
-    queue.run(&["job", "wait", &id, "--timeout", "0s"]).fine();
+    let twice = queue.run(&["job", "wait", &id, &id, "--timeout", "0s"]).fine();
+    assert_eq!(twice.stdout.matches("job 1 done").count(), 1, "{twice:?}");
     queue.run(&["job", "wait", &id, "99"]).failed(1, &["job 99: there is no such job"]);
     let cancelled = queue.run(&["job", "cancel", &id, "99"]).failed(1, &["job 99"]);
     assert_eq!(cancelled.stdout, "job 1 done already, nothing is left to cancel\n");
