@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, IsolationLevel, Transaction};
 
-use super::connection::connect;
+use super::connection::{Connected, connect};
 use super::database::Database;
 use super::locks::{Blocker, LOCK_WAIT, Tries, look, make_room, process_id};
 use super::migrate::{LOCK, Migration, OURS, Schema, status};
@@ -75,12 +75,12 @@ struct Run<'a, F> {
 
 impl<F: FnMut(&Progress)> Run<'_, F> {
     async fn run(mut self) -> Result<Vec<Migration>> {
-        let (mut client, _task) = connect(&self.database.main, "migrate").await?;
+        let Connected { mut client, .. } = connect(&self.database.main, "migrate").await?;
         status(&client, &self.schema).await?.check_newer()?;
         // A connection more is a convenience.
         let watcher = connect(&self.database.main, "migrate-watch").await.ok();
         loop {
-            match self.step(&mut client, watcher.as_ref().map(|(client, _)| client)).await? {
+            match self.step(&mut client, watcher.as_ref().map(|watcher| &watcher.client)).await? {
                 Step::Tables(migration) => (self.tell)(&Progress::Applied(migration)),
                 Step::Booked { migrations, renewed } => {
                     if renewed {

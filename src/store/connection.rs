@@ -25,7 +25,8 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Tries of a call that Postgres has rolled back because of others: each was undone whole, so that it can be made again.
 const TRIES: u32 = 8;
 
-/// Postgres had ended the session, since nothing came for `idle_session_timeout`, before it read the call: nothing was done.
+/// Postgres had ended the session, since nothing came for `idle_session_timeout`, before it read the call: nothing was done. Said in
+/// answer to the call or, if it came before that was sent, to nobody: see [`drive`].
 const ENDED_WHILE_IDLE: &str = "57P05";
 
 /// As much as an interval of Postgres holds without doubt: what is longer is refused by the function that gets it, by its name.
@@ -70,6 +71,7 @@ struct AbortOnDrop(JoinHandle<()>);
 /// A connection, and whether calls on it open a transaction of their own.
 struct Session {
     client: Client,
+    ended_while_idle: Arc<AtomicBool>,
     explicit: AtomicBool,
     /// What such a transaction begins with.
     begin: String,
@@ -144,7 +146,7 @@ impl Store {
                     && surroundings::are_in_the_way(&session.client, inner.timeout).await.unwrap_or(false)
                 {
                     session.explicit.store(true, Ordering::Relaxed);
-                } else if tries < TRIES && error.sqlstate() == Some(ENDED_WHILE_IDLE) {
+                } else if tries < TRIES && session.has_ended_while_idle(&error) {
                     self.disconnect().await;
                 } else if tries < TRIES && error.is_rolled_back() {
                     tokio::time::sleep(jitter(Duration::from_millis(5) * tries)).await;
@@ -214,12 +216,20 @@ impl Store {
             return Ok(link.session.clone());
         }
         *link = None;
-        let (client, task) = connect(&self.inner.database.main, &self.inner.name).await?;
+        let Connected { client, task, ended_while_idle } = connect(&self.inner.database.main, &self.inner.name).await?;
         let (link_task, begin) = (AbortOnDrop(task), surroundings::begin(self.inner.timeout));
         let explicit = AtomicBool::new(surroundings::are_in_the_way(&client, self.inner.timeout).await?);
-        let session = Arc::new(Session { client, explicit, begin });
+        let session = Arc::new(Session { client, ended_while_idle, explicit, begin });
         *link = Some(Link { session: session.clone(), _task: link_task });
         Ok(session)
+    }
+}
+
+impl Session {
+    /// An error that says so, or one of a connection that had ended so: it never reads what is sent after that.
+    fn has_ended_while_idle(&self, error: &Error) -> bool {
+        error.sqlstate() == Some(ENDED_WHILE_IDLE)
+            || (error.is_disconnected() && self.ended_while_idle.load(Ordering::Acquire))
     }
 }
 
@@ -260,8 +270,15 @@ async fn query(client: &Client, sql: &str, parameters: &[Parameter]) -> Result<V
     Ok(client.query_typed(sql, &typed).await?)
 }
 
+/// A connection, and what drives it.
+pub(super) struct Connected {
+    pub(super) client: Client,
+    pub(super) task: JoinHandle<()>,
+    ended_while_idle: Arc<AtomicBool>,
+}
+
 /// Connect, and drive the connection in a task.
-pub(super) async fn connect(target: &Target, name: &str) -> Result<(Client, JoinHandle<()>)> {
+pub(super) async fn connect(target: &Target, name: &str) -> Result<Connected> {
     let mut config = target.config.clone();
     config.application_name(format!("posthouse/{name}"));
     let say_where = |error: tokio_postgres::Error| {
@@ -275,15 +292,25 @@ pub(super) async fn connect(target: &Target, name: &str) -> Result<(Client, Join
         }
     };
     #[cfg(feature = "tls")]
-    {
-        let (client, connection) = config.connect(super::tls::connector(target)?).await.map_err(say_where)?;
-        Ok((client, tokio::spawn(async move { drop(connection.await) })))
-    }
+    let (client, connection) = config.connect(super::tls::connector(target)?).await.map_err(say_where)?;
     #[cfg(not(feature = "tls"))]
-    {
-        let (client, connection) = config.connect(tokio_postgres::NoTls).await.map_err(say_where)?;
-        Ok((client, tokio::spawn(async move { drop(connection.await) })))
+    let (client, connection) = config.connect(tokio_postgres::NoTls).await.map_err(say_where)?;
+    let ended_while_idle = Arc::new(AtomicBool::new(false));
+    let task = tokio::spawn(drive(connection, ended_while_idle.clone()));
+    Ok(Connected { client, task, ended_while_idle })
+}
+
+/// Drive a connection to its end.
+async fn drive<C>(mut connection: C, ended_while_idle: Arc<AtomicBool>)
+where
+    C: Future<Output = std::result::Result<(), tokio_postgres::Error>> + Unpin,
+{
+    let result = (&mut connection).await;
+    if result.is_err_and(|error| error.code().is_some_and(|code| code.code() == ENDED_WHILE_IDLE)) {
+        ended_while_idle.store(true, Ordering::Release);
     }
+    // Those who wait for answers hear of the end only now that it is noted.
+    drop(connection);
 }
 
 /// Shorthand for a parameter.

@@ -8,7 +8,7 @@ use serde_json::Value;
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
-use super::connection::{Parameter, Store, connect, p};
+use super::connection::{Connected, Parameter, Store, connect, p};
 use super::database::Database;
 use super::migrate::{SchemaStatus, schema_status};
 use crate::error::{Error, Result};
@@ -124,7 +124,7 @@ pub async fn examine(database: &Database, examination: &Examination) -> Result<D
     let mut findings = Vec::new();
     let mut looked: Vec<&'static str> = OUTSIDE.to_vec();
     findings.extend(schema(&status));
-    let (client, _task) = connect(&database.main, "doctor").await?;
+    let Connected { client, .. } = connect(&database.main, "doctor").await?;
     findings.extend(clock(&client).await?);
     findings.extend(pooler(database).await?);
     if status.version > 0 {
@@ -245,8 +245,8 @@ const ROUNDS: usize = 16;
 /// Whether a pooler gives each transaction any server connection. Two connections that are open at the same time have different
 /// processes of Postgres, and keep them, unless one stands between.
 async fn pooler(database: &Database) -> Result<Option<Finding>> {
-    let (one, _task) = connect(&database.main, "doctor").await?;
-    let (other, _task) = connect(&database.main, "doctor").await?;
+    let Connected { client: one, .. } = connect(&database.main, "doctor").await?;
+    let Connected { client: other, .. } = connect(&database.main, "doctor").await?;
     let (first, mut second) = (pid(&one).await?, None);
     for _ in 0..ROUNDS {
         if let Err(error) = other.batch_execute("begin").await.map_err(Error::from) {

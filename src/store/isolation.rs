@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::Serialize;
 use tokio_postgres::{Client, IsolationLevel};
 
-use super::connection::connect;
+use super::connection::{Connected, connect};
 use super::database::Database;
 use super::locks::{Blocker, LOCK_WAIT, Tries, look, make_room, process_id};
 use super::migrate::{LOCK, schema_status};
@@ -61,7 +61,7 @@ pub async fn isolate_telling(
     if !schema.functions_current {
         return Err(Error::schema("functions and views are of another posthouse; run `posthouse db migrate` first"));
     }
-    let (mut client, _task) = connect(&database.main, "isolate").await?;
+    let Connected { mut client, .. } = connect(&database.main, "isolate").await?;
     // A connection more is a convenience.
     let watcher = connect(&database.main, "isolate-watch").await.ok();
     let mut tries = Tries::new(patience, BEGIN_AGAIN);
@@ -69,7 +69,7 @@ pub async fn isolate_telling(
         let (pid, mut blockers) = (AtomicI32::new(0), Vec::new());
         let tried = tokio::select! {
             tried = attempt(&mut client, undo, dry_run, tries.vacuumed(), &pid) => tried,
-            () = look(watcher.as_ref().map(|(client, _)| client), &pid, &mut blockers) => Err(Error::schema("nobody looks any more")),
+            () = look(watcher.as_ref().map(|watcher| &watcher.client), &pid, &mut blockers) => Err(Error::schema("nobody looks any more")),
         };
         let error = match tried {
             Err(error) => error,

@@ -6,7 +6,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use serde::Serialize;
 use tokio_postgres::Client;
 
-use super::connection::connect;
+use super::connection::{Connected, connect};
 use super::database::Database;
 use crate::error::{Error, Result};
 
@@ -193,7 +193,7 @@ select pg_advisory_xact_lock(1346912000, 0);";
 
 /// Where a database stands.
 pub async fn schema_status(database: &Database) -> Result<SchemaStatus> {
-    let (client, _task) = connect(&database.main, "status").await?;
+    let Connected { client, .. } = connect(&database.main, "status").await?;
     status(&client, &OURS).await
 }
 
