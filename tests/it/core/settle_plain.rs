@@ -69,12 +69,15 @@ impl Side {
             ("tally", "''"),
             ("usage", "''"),
             ("payload", "''"),
-            ("gate_state", "'seconds', 'month', 'day', 'requests_at', 'tokens_at'"),
         ] {
             let sql =
                 format!("select '{table} ' || (to_jsonb(t) - array[{but}])::text from posthouse.{table} t order by 1");
             rows.extend(self.s.list::<String>(&sql).await);
         }
+        // Whatever second each claim was in.
+        let sql = "select concat_ws(' ', 'gate_state', gate_id, member, seq, job_ids, fences, (select sum(r) from unnest(requests) r),
+                     (select sum(t) from unnest(tokens) t)) from posthouse.gate_state order by 1";
+        rows.extend(self.s.list::<String>(sql).await);
         rows
     }
 }
