@@ -8,8 +8,8 @@ use tokio_postgres::{Client, Row};
 use crate::error::Result;
 use crate::ground::{Scratch, connect};
 
-/// Calls with their time and buffers, by the function that is called; all other statements are under "".
-const LOOK: &str = "select coalesce(substring(query from 'posthouse\\.(\\w+)\\('), ''), sum(calls)::float8, \
+/// Calls with their time and buffers, by the function that is called, its short way counted with it; all other statements are under "".
+const LOOK: &str = "select coalesce(substring(query from 'posthouse\\.(\\w+?)(_plain)?\\('), ''), sum(calls)::float8, \
                     sum(total_exec_time)::float8, sum(shared_blks_hit + shared_blks_read)::float8 from pg_stat_statements \
                     where dbid = (select oid from pg_database where datname = current_database()) group by 1";
 

@@ -131,6 +131,25 @@ async fn a_reader_of_a_view_holds_up_the_renewal_and_nobody_else() {
 }
 
 #[tokio::test]
+async fn a_function_that_answered_otherwise_is_replaced() {
+    let test = database().await;
+    let client = test.connect().await;
+    client
+        .batch_execute(
+            "drop function posthouse.claim_level;
+             create function posthouse.claim_level(worker uuid, queues text[], kinds text[], priority int, max_jobs int,
+               after_lane bigint, due timestamptz, gated boolean, wait boolean, out jobs posthouse.job[], out empty bigint[])
+             language sql as 'select null::posthouse.job[], null::bigint[]';
+             update posthouse.meta set value = 'older' where name = 'functions'",
+        )
+        .await
+        .unwrap();
+    migrate(&target(&test)).await.unwrap();
+    let answers = "select count(*)::text from pg_proc, unnest(proargmodes) m where proname = 'claim_level' and m = 'o'";
+    assert_eq!(value(&client, answers).await, "9");
+}
+
+#[tokio::test]
 async fn a_migration_that_gets_no_lock_gives_up_and_has_done_nothing() {
     let test = database().await;
     let holder = test.connect().await;
