@@ -15,6 +15,7 @@ declare
   n int := cardinality(payloads);
   ids bigint[];
   lane_id bigint;
+  upto int;                           -- the last of those that are enqueued in the long way
   housed boolean;
   behind boolean;
   long_ago timestamptz := clock_timestamp() - interval '3 seconds';     -- see posthouse.notify_lanes
@@ -59,10 +60,15 @@ begin
     if n = 1 then
       return array(select e.id from unnest(payloads) p cross join lateral posthouse.enqueue(kind, p, queue, tenant, priority) e);
     end if;
-    return array(select e.id from posthouse.enqueue_many((
+    -- Where there is no lane at all, the first job makes it, and the others find it.
+    upto := case when usual and num_nulls(kind, queue, tenant, priority) = 0 and not exists (select from posthouse.lane l
+      where l.queue = enqueue_plain.queue and l.tenant = enqueue_plain.tenant and l.kind = enqueue_plain.kind and l.priority = enqueue_plain.priority)
+      then 1 else n end;
+    ids := array(select e.id from posthouse.enqueue_many((
       select coalesce(jsonb_agg(jsonb_build_object('kind', kind, 'payload', p.payload, 'queue', queue, 'tenant', tenant, 'priority', priority)
         order by p.place), '[]')
-      from unnest(payloads) with ordinality p(payload, place))) e order by e.ordinal);
+      from unnest(payloads[:upto]) with ordinality p(payload, place))) e order by e.ordinal);
+    return case when upto < n then ids || posthouse.enqueue_plain(kind, queue, tenant, priority, payloads[upto + 1:]) else ids end;
   end if;
   if not housed then
     perform posthouse.make_partitions(ids[n]);

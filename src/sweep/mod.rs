@@ -31,8 +31,9 @@ pub use schedules::{Round, fire_at as fire_schedules_at};
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Before the next look when a part left something to do, at least.
 const GO_ON: Duration = Duration::from_millis(20);
-/// A worker that starts has its first jobs to claim; nothing is so untidy that it could not wait for that.
-const FIRST: Duration = Duration::from_secs(1);
+/// Before the first look, before jitter. A worker that starts has its first jobs to claim, and nothing but the jobs of dead workers is
+/// so untidy that it could not wait for that; and where many start together, all of them would look at the same moment.
+const FIRST: Duration = Duration::from_secs(4);
 /// No answer about the schema is waited for longer.
 const MAX_ANSWER: Duration = Duration::from_secs(10);
 
@@ -134,9 +135,9 @@ impl Presence {
 /// Sweeps for ever, on one connection.
 pub(crate) async fn sweep(database: Database, emit: Emit, presence: Option<Presence>) {
     let store = database.store("sweep");
-    let first = Instant::now() + FIRST;
-    let mut parts = Parts { store, emit, presence, rescue: Rescue::default(), rescue_at: first, goes_on: false };
-    let mut look_at = first;
+    let mut look_at = Instant::now() + jitter(FIRST);
+    let rescue_at = Instant::now() + jitter(LOOK_EVERY);
+    let mut parts = Parts { store, emit, presence, rescue: Rescue::default(), rescue_at, goes_on: false };
     loop {
         sleep_until(look_at.min(parts.rescue_at).into()).await;
         parts.rescue_if_due().await;

@@ -1,8 +1,9 @@
 //! Finds work: claims as many jobs as there are free slots and starts them at once, or waits until there may be some.
 //!
 //! The wait ends by a notification, when the next job is due, or after the poll interval. A notification that comes after
-//! the look but before the wait is kept, so none falls into the gap. While claims bring something, they follow each other
-//! without a wait; outcomes are recorded meanwhile by a task of their own.
+//! the look but before the wait is kept, so none falls into the gap. While claims bring all that they ask for, they follow each
+//! other without a wait; outcomes are recorded meanwhile by a task of their own. One that brought less has most likely taken all
+//! there is: it is cheaper to ask when the next job is due than to claim again in vain.
 //!
 //! While a queue is so full that claims bring all that they ask for, the next one is asked ahead, before the answer has come,
 //! on the same connection: Postgres goes from one to the other without waiting for this process. Answers are taken in the
@@ -12,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use futures_util::StreamExt;
+use futures_util::{FutureExt, StreamExt};
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesOrdered;
 use serde_json::value::RawValue;
@@ -63,11 +64,16 @@ pub(crate) async fn claim(shared: Arc<Shared>) {
     };
     while let Some((incarnation, catch)) = claimer.next().await {
         match catch {
-            Catch::Some => claimer.in_vain.reset(),
+            Catch::Some => {
+                claimer.in_vain.reset();
+                if claimer.took_all() {
+                    claimer.wait(&incarnation, true).await;
+                }
+            }
             // The claim behind it says whether there is more.
             _ if !claimer.flights.is_empty() => {}
             Catch::Nothing if claimer.is_all_done(&incarnation).await => return,
-            Catch::Nothing => claimer.wait(&incarnation).await,
+            Catch::Nothing => claimer.wait(&incarnation, false).await,
             Catch::Failed => rest(&claimer.shared, &mut claimer.pause).await,
         }
     }
@@ -199,8 +205,15 @@ impl Claimer {
         }
     }
 
-    /// Waits for a notification, the next due job or the next poll.
-    async fn wait(&mut self, incarnation: &Incarnation) {
+    /// Whether the last claim, which brought something, has left nothing, as far as one knows without asking. A worker that is to end
+    /// when all is done claims until there is nothing.
+    fn took_all(&self) -> bool {
+        let more = self.busy || !self.flights.is_empty() || self.shared.settings.until_empty;
+        !more && self.shared.wake.notified().now_or_never().is_none()
+    }
+
+    /// Waits for a notification, the next due job or the next poll; after a claim that `found` something, not at all if there is more.
+    async fn wait(&mut self, incarnation: &Incarnation, found: bool) {
         let due = match self.shared.stop.run_until_cancelled(self.store.next_due(incarnation.worker)).await {
             Some(Ok(due)) => {
                 self.shared.behind_gate.store(due == NextDue::WhenOneEnds, Ordering::Relaxed);
@@ -218,6 +231,7 @@ impl Claimer {
         };
         let poll = jitter(self.shared.settings.poll);
         let wait = match due {
+            Some(due) if found && due.is_zero() => return,
             Some(due) if due < MIN_WAIT => self.in_vain.next().min(poll),
             due => {
                 self.in_vain.reset();
