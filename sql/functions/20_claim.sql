@@ -110,7 +110,6 @@ declare
   common posthouse.lane_floor := posthouse.common_floor();
   jobs posthouse.job[];
   places tid[];
-  running xid[] := array(select x::xid from pg_snapshot_xip(pg_current_snapshot()) x);
 begin
   select array_agg(t.j), array_agg(t.place) into jobs, places
   from (
@@ -121,7 +120,7 @@ begin
       where j.lane_id = v.lane_id and j.state = 'queued' and j.run_at <= due
         and j.run_at >= coalesce(case when common.behind then (
           select f.floor_at from posthouse.lane_floor f where f.lane_id = v.lane_id order by f.seq desc limit 1) end, common.floor_at)
-        and j.xmax <> all(running)
+        and j.xmax <> all(array(select x::xid from pg_snapshot_xip(pg_current_snapshot()) x))
       order by j.lane_id, j.run_at, j.id limit v.quota for update of j skip locked) j
     limit max_jobs) t;
   if places is not null then
@@ -184,22 +183,25 @@ declare
   level bigint := -3000000000;  -- below every int
   oldest bigint;
   gated boolean;                      -- there are gates at all
+  waits text;
   wait boolean := true;               -- for gates that other claims hold: once, since they do so in one order
   blocked bigint[] := '{}';           -- lanes that a gate holds back, and which, of whom, until when
   blockers bigint[] := '{}';
   members text[] := '{}';
   untils timestamptz[] := '{}';
   gave bigint[] := '{}';              -- lanes that the jobs are of, each as often as it was asked
-  home posthouse.lane;                -- the one that all are of
+  sole bigint[];                      -- the lane, where there is but one that may have work
 begin
-  perform posthouse.check_isolation();
+  if current_setting('transaction_isolation') <> 'read committed' then
+    perform posthouse.check_isolation();
+  end if;
   if (claim.max_jobs between 1 and 10000) is not true then
     raise exception using errcode = 'PH001', message = format('max_jobs: %s is not between 1 and 10000', max_jobs);
   elsif (claim.seq > 0) is not true then
     raise exception using errcode = 'PH001', message = format('seq: %s is not a number from 1', seq);
   end if;
-  -- A caller who goes to sleep with the jobs locked would hold everybody up.
-  perform set_config('idle_in_transaction_session_timeout', '10s', true);
+  -- A caller who goes to sleep with the jobs locked would hold everybody up. (To assign something is cheaper than a statement.)
+  waits := set_config('idle_in_transaction_session_timeout', '10s', true);
   select * into w from posthouse.worker x where x.id = claim.worker for share;
   if not found or w.dead_at is not null or (w.expires_at <= clock_timestamp() and posthouse.lease_end(w) <= clock_timestamp()) then
     raise exception using errcode = 'PH005', message = format('worker %s is over: %s', claim.worker,
@@ -217,9 +219,25 @@ begin
     return;
   end if;
   -- Who changes gates waits for this claim, and this one for him.
-  perform pg_advisory_xact_lock_shared(1346912000, 4);
+  gated := pg_advisory_xact_lock_shared(1346912000, 4) is not null;
   gated := exists (select from posthouse.gate);
-  if claim.seq % 10 = 0 then
+  if not gated then
+    -- Most often there is one lane, which is not about to go to sleep: then there is nothing to choose from.
+    select array_agg(l.id) into sole
+    from (
+      select l.id, l.awake_until
+      from unnest(w.queues) q(name)
+      cross join lateral (
+        select l.id, greatest(l.awake_until, l.in_use_until) as awake_until from posthouse.lane l
+        where l.queue = q.name and l.ready_at < 'infinity' and l.ready_at <= due and l.kind = any(w.kinds)
+        order by l.queue, l.priority, l.id limit 2) l
+      limit 2) l
+    having count(*) = 1 and min(l.awake_until) > due + interval '5 seconds';
+  end if;
+  if sole is not null then
+    jobs := coalesce(posthouse.take_jobs(claim.worker, sole, array[max_jobs], max_jobs, due), '{}');
+    gave := case when cardinality(jobs) > 0 then sole else '{}' end;
+  elsif claim.seq % 10 = 0 then
     oldest := posthouse.oldest_lane(w.queues, w.kinds, due);
     if oldest is not null and gated then
       select * into took from posthouse.take_gated(claim.worker, array[oldest], array[greatest(1, max_jobs / 10)], max_jobs, due, wait);
@@ -232,7 +250,7 @@ begin
       gave := array[oldest];
     end if;
   end if;
-  while cardinality(jobs) < max_jobs loop
+  while sole is null and cardinality(jobs) < max_jobs loop
     level := posthouse.next_priority(w.queues, w.kinds, level, due);
     exit when level is null;
     select * into took from posthouse.claim_level(claim.worker, w.queues, w.kinds, level::int, max_jobs - cardinality(jobs), after_lane, due, gated, wait);
@@ -272,11 +290,12 @@ begin
     return;
   elsif gave[1] = all(gave) then
     -- Looked up once: to do so for each job is a tenth of a large claim.
-    select * into home from posthouse.lane l where l.id = gave[1];
     return query
+      with home as materialized (select l.* from posthouse.lane l where l.id = gave[1])
       select j.id, j.fence + 1::bigint, j.attempt + 1, j.max_attempts, home.kind, home.queue, home.tenant, home.priority, p.payload, j.timeout_ms,
         j.lane_id, j.created_at, p.trace, j.instead
-      from unnest(jobs) j
+      from home
+      cross join unnest(jobs) j
       cross join lateral (select p.payload, p.trace from posthouse.payload p where p.id = j.id offset 0) p;
     return;
   end if;
@@ -365,7 +384,7 @@ declare
   behind bigint := after_lane;        -- tenants take turns from behind that of this lane
   edge bigint;                        -- the last lane of the window
   ready int;                          -- lanes of the window
-  serial boolean := gated and exists (select from posthouse.gate g where g.name >= 'serial:' and g.name < 'serial;');
+  serial boolean := false;            -- some queue runs what jobs share one at a time
   waiting record;                     -- lanes whose turn it is not
   weighted boolean := exists (select from posthouse.share s where s.queue = any(queues));
   shares int[];
@@ -391,6 +410,9 @@ begin
   idle := '{}';
   held := false;
   blocked := '{}'; blockers := '{}'; members := '{}'; untils := '{}';
+  if gated then
+    serial := exists (select from posthouse.gate g where g.name >= 'serial:' and g.name < 'serial;');
+  end if;
   loop
     -- A window of at most 256 ready lanes: those behind the cursor, then those from the start up to the cursor.
     select array_agg(r.id), array_agg(r.tenant), max(r.part), array_agg(r.id) filter (where r.awake_until < due),

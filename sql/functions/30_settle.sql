@@ -517,11 +517,17 @@ set jit = off
 as $$
 declare
   applied bigint[];
+  ascending boolean := true;
   gated posthouse.job[];              -- that passed gates
   settled record;                     -- of these, those that were applied
 begin
-  perform posthouse.check_isolation();
-  if (ids = array(select distinct i from unnest(ids) i order by i) and cardinality(fences) = cardinality(ids)
+  if current_setting('transaction_isolation') <> 'read committed' then
+    perform posthouse.check_isolation();
+  end if;
+  if cardinality(ids) > 1 then
+    ascending := ids = array(select distinct i from unnest(ids) i order by i);
+  end if;
+  if (ascending and cardinality(fences) = cardinality(ids)
     and coalesce(cardinality(results), cardinality(ids)) = cardinality(ids)
     and coalesce(cardinality(usages), cardinality(ids)) = cardinality(ids)) is not true then
     raise exception using errcode = 'PH001', message = 'ids: must be in ascending order, with as many fences, results and usages';
