@@ -1754,7 +1754,8 @@ declare
   members text[] := '{}';
   untils timestamptz[] := '{}';
   gave bigint[] := '{}';              -- lanes that the jobs are of, each as often as it was asked
-  sole bigint[];                      -- the lane, where there is but one that may have work
+  sole bigint[];                      -- the lane, where there is but one that may have work,
+  awake_until timestamptz;            -- and until when it is awake
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
     perform posthouse.check_isolation();
@@ -1787,16 +1788,22 @@ begin
   gated := exists (select from posthouse.gate);
   if not gated then
     -- Most often there is one lane, which is not about to go to sleep: then there is nothing to choose from.
-    select array_agg(l.id) into sole
-    from (
-      select l.id, l.awake_until
+    with r as materialized (
+      select l.id
       from unnest(w.queues) q(name)
       cross join lateral (
-        select l.id, greatest(l.awake_until, l.in_use_until) as awake_until from posthouse.lane l
+        select l.id from posthouse.lane l
         where l.queue = q.name and l.ready_at < 'infinity' and l.ready_at <= due and l.kind = any(w.kinds)
         order by l.queue, l.priority, l.id limit 2) l
-      limit 2) l
-    having count(*) = 1 and min(l.awake_until) > due + interval '5 seconds';
+      limit 2
+    )
+    select array_agg(r.id), min((select greatest(l.awake_until, l.in_use_until) from posthouse.lane l where l.id = r.id))
+    into sole, awake_until from r;
+    if sole is null then
+      return;
+    elsif cardinality(sole) > 1 or awake_until <= due + interval '5 seconds' then
+      sole := null;
+    end if;
   end if;
   if sole is not null then
     jobs := coalesce(posthouse.take_jobs(claim.worker, sole, array[max_jobs], max_jobs, due), '{}');
@@ -3409,7 +3416,7 @@ declare
   n int := cardinality(payloads);
   ids bigint[];
   lane_id bigint;
-  upto int;                           -- the last of those that are enqueued in the long way
+  first boolean;                      -- only the first job goes the general way
   housed boolean;
   behind boolean;
   long_ago timestamptz := clock_timestamp() - interval '3 seconds';     -- see posthouse.notify_lanes
@@ -3454,15 +3461,15 @@ begin
     if n = 1 then
       return array(select e.id from unnest(payloads) p cross join lateral posthouse.enqueue(kind, p, queue, tenant, priority) e);
     end if;
-    -- Where there is no lane at all, the first job makes it, and the others find it.
-    upto := case when usual and num_nulls(kind, queue, tenant, priority) = 0 and not exists (select from posthouse.lane l
-      where l.queue = enqueue_plain.queue and l.tenant = enqueue_plain.tenant and l.kind = enqueue_plain.kind and l.priority = enqueue_plain.priority)
-      then 1 else n end;
+    -- Where there is no lane at all, the first job makes it, and the others find it; but how many may wait is counted for all at once.
+    first := usual and array_lower(payloads, 1) = 1 and num_nulls(kind, queue, tenant, priority) = 0 and not posthouse.is_limited(queue, tenant)
+      and not exists (select from posthouse.lane l where l.queue = enqueue_plain.queue and l.tenant = enqueue_plain.tenant
+        and l.kind = enqueue_plain.kind and l.priority = enqueue_plain.priority);
     ids := array(select e.id from posthouse.enqueue_many((
       select coalesce(jsonb_agg(jsonb_build_object('kind', kind, 'payload', p.payload, 'queue', queue, 'tenant', tenant, 'priority', priority)
         order by p.place), '[]')
-      from unnest(payloads[:upto]) with ordinality p(payload, place))) e order by e.ordinal);
-    return case when upto < n then ids || posthouse.enqueue_plain(kind, queue, tenant, priority, payloads[upto + 1:]) else ids end;
+      from unnest(case when first then payloads[:1] else payloads end) with ordinality p(payload, place))) e order by e.ordinal);
+    return case when first then ids || posthouse.enqueue_plain(kind, queue, tenant, priority, payloads[2:]) else ids end;
   end if;
   if not housed then
     perform posthouse.make_partitions(ids[n]);
@@ -8006,14 +8013,16 @@ CREATE OR REPLACE FUNCTION posthouse.settle_plain(worker uuid, ids bigint[], fen
 AS $function$
 declare
   applied bigint[];
-  ascending boolean := true;
+  ascending boolean;
   gated posthouse.job[];              -- that passed gates
   settled record;                     -- of these, those that were applied
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
     perform posthouse.check_isolation();
   end if;
-  if cardinality(ids) > 1 then
+  -- Of one alone the statement would cost as much as the check is worth.
+  ascending := case when cardinality(ids) = 1 then ids[1] is not null end;
+  if ascending is null then
     ascending := ids = array(select distinct i from unnest(ids) i order by i);
   end if;
   if (ascending and cardinality(fences) = cardinality(ids)

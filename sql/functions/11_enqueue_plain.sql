@@ -1,7 +1,8 @@
 -- Enqueue in short: what the client library does most, for which less is parsed, planned and looked at.
 
 -- Enqueue up to 10,000 jobs that differ by their payloads and ask for nothing more; the answer is their ids, in order. They become what
--- posthouse.enqueue makes of one and posthouse.enqueue_many of several, which are called for all but the usual case.
+-- posthouse.enqueue makes of one and posthouse.enqueue_many of several, which are called for all but the usual case, and for the first job
+-- of a lane.
 create or replace function posthouse.enqueue_plain(kind text, queue text, tenant text, priority int, payloads jsonb[]) returns bigint[]
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -15,7 +16,7 @@ declare
   n int := cardinality(payloads);
   ids bigint[];
   lane_id bigint;
-  upto int;                           -- the last of those that are enqueued in the long way
+  first boolean;                      -- only the first job goes the general way
   housed boolean;
   behind boolean;
   long_ago timestamptz := clock_timestamp() - interval '3 seconds';     -- see posthouse.notify_lanes
@@ -60,15 +61,15 @@ begin
     if n = 1 then
       return array(select e.id from unnest(payloads) p cross join lateral posthouse.enqueue(kind, p, queue, tenant, priority) e);
     end if;
-    -- Where there is no lane at all, the first job makes it, and the others find it.
-    upto := case when usual and num_nulls(kind, queue, tenant, priority) = 0 and not exists (select from posthouse.lane l
-      where l.queue = enqueue_plain.queue and l.tenant = enqueue_plain.tenant and l.kind = enqueue_plain.kind and l.priority = enqueue_plain.priority)
-      then 1 else n end;
+    -- Where there is no lane at all, the first job makes it, and the others find it; but how many may wait is counted for all at once.
+    first := usual and array_lower(payloads, 1) = 1 and num_nulls(kind, queue, tenant, priority) = 0 and not posthouse.is_limited(queue, tenant)
+      and not exists (select from posthouse.lane l where l.queue = enqueue_plain.queue and l.tenant = enqueue_plain.tenant
+        and l.kind = enqueue_plain.kind and l.priority = enqueue_plain.priority);
     ids := array(select e.id from posthouse.enqueue_many((
       select coalesce(jsonb_agg(jsonb_build_object('kind', kind, 'payload', p.payload, 'queue', queue, 'tenant', tenant, 'priority', priority)
         order by p.place), '[]')
-      from unnest(payloads[:upto]) with ordinality p(payload, place))) e order by e.ordinal);
-    return case when upto < n then ids || posthouse.enqueue_plain(kind, queue, tenant, priority, payloads[upto + 1:]) else ids end;
+      from unnest(case when first then payloads[:1] else payloads end) with ordinality p(payload, place))) e order by e.ordinal);
+    return case when first then ids || posthouse.enqueue_plain(kind, queue, tenant, priority, payloads[2:]) else ids end;
   end if;
   if not housed then
     perform posthouse.make_partitions(ids[n]);

@@ -190,7 +190,8 @@ declare
   members text[] := '{}';
   untils timestamptz[] := '{}';
   gave bigint[] := '{}';              -- lanes that the jobs are of, each as often as it was asked
-  sole bigint[];                      -- the lane, where there is but one that may have work
+  sole bigint[];                      -- the lane, where there is but one that may have work,
+  awake_until timestamptz;            -- and until when it is awake
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
     perform posthouse.check_isolation();
@@ -223,16 +224,22 @@ begin
   gated := exists (select from posthouse.gate);
   if not gated then
     -- Most often there is one lane, which is not about to go to sleep: then there is nothing to choose from.
-    select array_agg(l.id) into sole
-    from (
-      select l.id, l.awake_until
+    with r as materialized (
+      select l.id
       from unnest(w.queues) q(name)
       cross join lateral (
-        select l.id, greatest(l.awake_until, l.in_use_until) as awake_until from posthouse.lane l
+        select l.id from posthouse.lane l
         where l.queue = q.name and l.ready_at < 'infinity' and l.ready_at <= due and l.kind = any(w.kinds)
         order by l.queue, l.priority, l.id limit 2) l
-      limit 2) l
-    having count(*) = 1 and min(l.awake_until) > due + interval '5 seconds';
+      limit 2
+    )
+    select array_agg(r.id), min((select greatest(l.awake_until, l.in_use_until) from posthouse.lane l where l.id = r.id))
+    into sole, awake_until from r;
+    if sole is null then
+      return;
+    elsif cardinality(sole) > 1 or awake_until <= due + interval '5 seconds' then
+      sole := null;
+    end if;
   end if;
   if sole is not null then
     jobs := coalesce(posthouse.take_jobs(claim.worker, sole, array[max_jobs], max_jobs, due), '{}');

@@ -517,14 +517,16 @@ set jit = off
 as $$
 declare
   applied bigint[];
-  ascending boolean := true;
+  ascending boolean;
   gated posthouse.job[];              -- that passed gates
   settled record;                     -- of these, those that were applied
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
     perform posthouse.check_isolation();
   end if;
-  if cardinality(ids) > 1 then
+  -- Of one alone the statement would cost as much as the check is worth.
+  ascending := case when cardinality(ids) = 1 then ids[1] is not null end;
+  if ascending is null then
     ascending := ids = array(select distinct i from unnest(ids) i order by i);
   end if;
   if (ascending and cardinality(fences) = cardinality(ids)

@@ -13,9 +13,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use futures_util::{FutureExt, StreamExt};
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesOrdered;
+use futures_util::{FutureExt, StreamExt};
 use serde_json::value::RawValue;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -31,8 +31,8 @@ use crate::worker::shared::{Filed, Incarnation, Shared, Slip};
 const MAX_JOBS: usize = 500;
 /// Claims on their way at a time: one that Postgres works on, and one for when it has done so.
 const MAX_FLIGHTS: usize = 2;
-/// After a claim that found nothing although a job is said to be due (another worker is just claiming it, say) the next one
-/// comes no sooner, and later each time.
+/// After a claim that found nothing although a job is said to be due (another worker is just claiming it, say), or where one is due in
+/// less than that, the next one comes no sooner, and later each time.
 const MIN_WAIT: Duration = Duration::from_millis(20);
 
 /// Permits for jobs that are about to be claimed.
@@ -57,6 +57,7 @@ pub(crate) async fn claim(shared: Arc<Shared>) {
         store: shared.database.store("claim"),
         flights: FuturesOrdered::new(),
         busy: false,
+        more: false,
         after_lane: 0,
         in_vain: Pause::new(MIN_WAIT, shared.settings.poll.max(MIN_WAIT)),
         shared,
@@ -86,10 +87,13 @@ struct Claimer {
     flights: FuturesOrdered<BoxFuture<'static, (Flight, Option<Vec<ClaimedJob>>)>>,
     /// The last claim brought all that it asked for.
     busy: bool,
+    /// When asked after a claim that brought something, Postgres said that there is more. What comes in all the time is claimed rather than
+    /// asked for: the next claim that brings something is followed by another one at once.
+    more: bool,
     /// Where the round robin over lanes goes on. For a claim that is asked ahead it is where the claim before the last one ended,
     /// so that tenants take turns every two claims.
     after_lane: i64,
-    /// The wait after a claim that found nothing although a job was said to be due.
+    /// The wait after a claim that found nothing although a job was said to be due, or for one that is due in a moment.
     in_vain: Pause,
     pause: Pause,
 }
@@ -207,31 +211,41 @@ impl Claimer {
 
     /// Whether the last claim, which brought something, has left nothing, as far as one knows without asking. A worker that is to end
     /// when all is done claims until there is nothing.
-    fn took_all(&self) -> bool {
-        let more = self.busy || !self.flights.is_empty() || self.shared.settings.until_empty;
+    fn took_all(&mut self) -> bool {
+        let more =
+            std::mem::take(&mut self.more) || self.busy || !self.flights.is_empty() || self.shared.settings.until_empty;
         !more && self.shared.wake.notified().now_or_never().is_none()
     }
 
     /// Waits for a notification, the next due job or the next poll; after a claim that `found` something, not at all if there is more.
     async fn wait(&mut self, incarnation: &Incarnation, found: bool) {
+        let recorded = self.shared.recorded.load(Ordering::SeqCst);
         let due = match self.shared.stop.run_until_cancelled(self.store.next_due(incarnation.worker)).await {
             Some(Ok(due)) => {
-                self.shared.behind_gate.store(due == NextDue::WhenOneEnds, Ordering::Relaxed);
+                self.shared.behind_gate.store(due == NextDue::WhenOneEnds, Ordering::SeqCst);
                 match due {
                     NextDue::In(due) => Some(due),
+                    // One ended while we asked, and its settler did not know that somebody waits for that.
+                    NextDue::WhenOneEnds if self.shared.recorded.load(Ordering::SeqCst) != recorded => return,
                     NextDue::WhenOneEnds | NextDue::Unknown => None,
                 }
             }
             Some(Err(error)) => {
                 self.shared.call_failed(&error);
                 tracing::debug!(%error, "next due time not known; polling");
+                if found {
+                    return;
+                }
                 None
             }
             None => return,
         };
         let poll = jitter(self.shared.settings.poll);
         let wait = match due {
-            Some(due) if found && due.is_zero() => return,
+            Some(due) if found && due.is_zero() => {
+                self.more = true;
+                return;
+            }
             Some(due) if due < MIN_WAIT => self.in_vain.next().min(poll),
             due => {
                 self.in_vain.reset();

@@ -166,7 +166,8 @@ impl Settler {
             drop(slip.room);
         }
         // One that ends when all is done looks again when it may be; so does one that waits for a place behind a gate.
-        let behind_gate = self.shared.behind_gate.load(Ordering::Relaxed);
+        self.shared.recorded.fetch_add(1, Ordering::SeqCst);
+        let behind_gate = self.shared.behind_gate.load(Ordering::SeqCst);
         if comes_again || behind_gate || self.shared.settings.until_empty {
             self.shared.wake.notify_one();
         }

@@ -2,7 +2,7 @@
 //! they say to each other.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -110,6 +110,8 @@ pub(crate) struct Shared {
     pub(crate) beating: AtomicBool,
     /// The last look found that due work waits behind a gate until a job ends.
     pub(crate) behind_gate: AtomicBool,
+    /// Batches of outcomes that were recorded so far.
+    pub(crate) recorded: AtomicU64,
     disconnected: AtomicBool,
     on_event: Option<Emit>,
     /// Counts for metrics, where somebody wants them.
@@ -146,6 +148,7 @@ impl Shared {
             tally: Tally::default(),
             beating: AtomicBool::new(false),
             behind_gate: AtomicBool::new(false),
+            recorded: AtomicU64::new(0),
             disconnected: AtomicBool::new(false),
             settings,
             handlers,

@@ -7,8 +7,10 @@ use std::time::{Duration, Instant};
 
 use posthouse::context::CancelReason;
 use posthouse::error::Error;
+use posthouse::metrics::{SampleValue, Source};
 use posthouse::retry::Backoff;
 use posthouse::store::Database;
+use posthouse::worker::Meter;
 use posthouse::{Context, Job, JobError, NewJob, Outcome, Worker};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -177,6 +179,27 @@ async fn a_notification_wakes_it() {
     let queue = queue_at(database.url());
     let id = queue.enqueue_job(NewJob::from_json("k", "{}").unwrap()).await.unwrap().id;
     job_in(&queue, id, "done").await;
+    worker.end().await;
+}
+
+#[tokio::test]
+async fn it_does_not_claim_again_where_it_took_all() {
+    let (database, log, meter) = (database().await, Log::default(), Meter::default());
+    let worker = Background::start(sleepy(database.url(), &log).meter(&meter));
+    let queue = queue_at(database.url());
+    let claims = || {
+        let counted = meter.families().into_iter().find(|family| family.name == "posthouse_claims_total").unwrap();
+        counted.samples[0].value.clone()
+    };
+    falls_asleep(&database).await;
+    let SampleValue::Number(before) = claims() else { panic!("no number") };
+    for _ in 0..5 {
+        let id = queue.enqueue_job(NewJob::from_json("k", "{}").unwrap()).await.unwrap().id;
+        job_in(&queue, id, "done").await;
+        falls_asleep(&database).await;
+    }
+    let SampleValue::Number(after) = claims() else { panic!("no number") };
+    assert!((5.0..=7.0).contains(&(after - before)), "{} claims for five jobs", after - before);
     worker.end().await;
 }
 

@@ -115,9 +115,14 @@ async fn many_at_once_do_not_pass_it_together() {
     });
     let taken: i64 = join_all(sessions).await.into_iter().sum();
     assert_eq!((taken, s.count("posthouse.job").await), (100, 100));
-    // The client's group commit refuses those alone for whom there is no room.
-    set(&s, "queue => 'default', max_depth => 150").await;
+    // The client's group commit refuses those alone for whom there is no room, also where nothing was enqueued before.
     let client = Posthouse::connect(queue.url()).await.unwrap();
+    set(&s, "queue => 'new', max_depth => 10").await;
+    let jobs = (0..12).map(|_| client.enqueue_job(NewJob::from_json("a", "{}").unwrap().queue("new")).into_future());
+    let taken = join_all(jobs).await.iter().filter(|answer| answer.is_ok()).count();
+    assert_eq!((taken, s.count("posthouse.jobs where queue = 'new'").await), (10, 10));
+    s.run("delete from posthouse.job j using posthouse.lane l where l.id = j.lane_id and l.queue = 'new'").await;
+    set(&s, "queue => 'default', max_depth => 150").await;
     let jobs = (0..300).map(|n| {
         let job = NewJob::from_json("a", "{}").unwrap();
         client.enqueue_job(if n % 3 == 0 { job.queue("other") } else { job }).into_future()

@@ -85,7 +85,11 @@ const SITUATIONS: [(&str, &str, &str); 12] = [
     ("begin; select pg_sleep(0.03)", "", "commit"),
     ("begin isolation level repeatable read; set local posthouse.notify = 'off'", "", "rollback"),
     ("select setval('posthouse.job_id_seq', (select max(upper) from posthouse.id_range) - 3)", "", ""),
-    ("select posthouse.set_depth(queue => 'q', max_depth => 20)", "", ""),
+    (
+        "select posthouse.set_depth(queue => 'q', max_depth => 20); select posthouse.set_depth(queue => 'new 10', max_depth => 20)",
+        "",
+        "",
+    ),
     (
         "select posthouse.set_depth(queue => 'q'); select posthouse.set_queue('q', null); select posthouse.set_serial_by('q', 'user')",
         "",
@@ -93,7 +97,10 @@ const SITUATIONS: [(&str, &str, &str); 12] = [
     ),
 ];
 
-const JOBS: [Jobs<'static>; 16] = [
+const JOBS: [Jobs<'static>; 18] = [
+    // Subscripts that begin elsewhere.
+    ("'odd', 'default', 'default', 0", 3, "'[2:4]={1,2,3}'"),
+    ("'odd', 'default', 'default', 0", 3, "'[5:7]={1,null,3}'"),
     ("'k', 'default', 'default', 0", 1, "array['{\"n\": 1}']"),
     ("'k', 'default', 'default', 0", 3, "array['{\"n\": 1}', '\"text\"', '{\"n\": 1.50}']"),
     ("'k', 'default', 'default', 0", 1, "array['null']"),
@@ -123,8 +130,13 @@ async fn the_short_way_gives_what_the_general_way_gives() {
             side.other.run(meanwhile).await;
         }
         // Lanes that are not there yet, in queues where that means more or less.
-        let new: Vec<_> = ["default", "q"].iter().map(|queue| format!("'new {n}', '{queue}', 't', 5")).collect();
-        let many = ["array_fill('{\"user\": \"u\"}'::jsonb, array[22])", "array_fill('2'::jsonb, array[2])", "array['3', null]"];
+        let queues = ["default", "q", &format!("new {n}")];
+        let new: Vec<_> = queues.iter().map(|queue| format!("'new {n}', '{queue}', 't', 5")).collect();
+        let many = [
+            "array_fill('{\"user\": \"u\"}'::jsonb, array[22])",
+            "array_fill('2'::jsonb, array[2])",
+            "array['3', null]",
+        ];
         let new = new.iter().flat_map(|names| many.iter().map(|payloads| (names.as_str(), 22, *payloads)));
         for jobs in JOBS.into_iter().chain(new) {
             let (mut answers, within) = (Vec::new(), !after.is_empty());
