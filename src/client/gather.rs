@@ -155,8 +155,9 @@ async fn gather(stores: [Store; 2], busy: Arc<Mutex<()>>, enough: Arc<Notify>, m
             {
                 waiting.push_back(request);
             }
+            // The second connection is made when the first one is there, so as not to take the only one that a server has to give.
             while waiting.len() >= if flights.is_empty() { 1 } else { WORTH_A_BATCH }
-                && let Some(store) = free.pop()
+                && let Some(store) = free.pop_if(|store| *store == 0 || stores[0].is_connected())
             {
                 flights.push(fly(&stores, store, next_batch(&mut waiting)));
             }

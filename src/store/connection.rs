@@ -118,6 +118,11 @@ impl Store {
         self.session().await.map(|_| ())
     }
 
+    /// Whether the connection is there. False also while somebody is just making it or looking.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.inner.link.try_lock().is_ok_and(|link| link.as_ref().is_some_and(|link| !link.session.client.is_closed()))
+    }
+
     /// Ask Postgres for a sign of life.
     pub async fn ping(&self) -> Result<()> {
         self.call("select 1", Vec::new()).await.map(|_| ())
