@@ -14,9 +14,10 @@ use crate::redact::Redactor;
 use crate::stream::{Event, EventParser};
 use crate::text::{SNIPPET_BYTES_MAX, capped, label, parse_lenient, storable};
 use crate::transport::{Transport, connection_error};
+use crate::wire::{NoAnswer, Response};
 use bytes::Bytes;
-use reqwest::header::HeaderMap;
-use reqwest::{Response, StatusCode};
+use hyper::StatusCode;
+use hyper::header::HeaderMap;
 use serde_json::Value;
 use std::borrow::Cow;
 use std::time::{Duration, SystemTime};
@@ -79,7 +80,7 @@ impl Reading<'_> {
     async fn run(
         &mut self,
         transport: &Transport,
-        sending: impl Future<Output = reqwest::Result<Response>>,
+        sending: impl Future<Output = Result<Response, NoAnswer>>,
         pass: &Pass<'_>,
     ) -> Outcome {
         let mut response = match self.clock.limit(sending).await {
@@ -371,7 +372,7 @@ fn too_large(bytes_max: usize) -> Box<CallError> {
     incomplete("answer_too_large", format!("the answer is larger than {bytes_max} bytes"))
 }
 
-fn cut(error: &reqwest::Error) -> Box<CallError> {
+fn cut(error: &hyper::Error) -> Box<CallError> {
     incomplete(
         "stream_cut",
         format!("the connection was cut in the middle of the answer: {}", crate::transport::root_cause(error)),

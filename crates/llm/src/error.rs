@@ -221,7 +221,7 @@ impl std::error::Error for CallError {}
 fn reason(status: u16) -> Option<&'static str> {
     match status {
         529 => Some("Overloaded"),
-        _ => reqwest::StatusCode::from_u16(status).ok()?.canonical_reason(),
+        _ => hyper::StatusCode::from_u16(status).ok()?.canonical_reason(),
     }
 }
 

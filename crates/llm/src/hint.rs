@@ -4,7 +4,7 @@
 //! `retryDelay`), and the reset times of exhausted `x-ratelimit-*` and `anthropic-ratelimit-*` budgets. What is zero,
 //! negative, past, not a number or not understood is no hint, and a hint is capped.
 
-use reqwest::header::HeaderMap;
+use hyper::header::HeaderMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The longest wait taken from a provider. Longer ones are cut to it, and the provider is asked again then.
@@ -191,8 +191,8 @@ fn sane(wait: Duration) -> Option<Duration> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use hyper::header::{HeaderName, HeaderValue};
     use proptest::prelude::*;
-    use reqwest::header::{HeaderName, HeaderValue};
 
     fn now() -> SystemTime {
         // 2026-11-29T15:04:05Z

@@ -1,7 +1,8 @@
-//! An HTTP client for what is no model, made as those for providers are: no redirects, no retries of its own, our certificates.
+//! An HTTP client for what is no model, as careful as those for providers: no redirects, no retries of its own, our certificates.
 
 use crate::config::ConfigError;
 use crate::transport::{root_cause, tls_config};
+use crate::wire::AGENT;
 use reqwest::Client;
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use std::time::Duration;
 /// When the proxy is no URL, or the client cannot be made.
 pub fn http_client(timeout: Duration, proxy: Option<&str>) -> Result<Client, ConfigError> {
     let builder = Client::builder()
-        .user_agent(concat!("posthouse/", env!("CARGO_PKG_VERSION")))
+        .user_agent(AGENT)
         .redirect(reqwest::redirect::Policy::none())
         .retry(reqwest::retry::never())
         .timeout(timeout)

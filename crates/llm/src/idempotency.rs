@@ -4,9 +4,9 @@
 //! What is the same call is told by the queue (see `Context::call_seed`). The endpoint is part of the key, since an attempt may ask several; so is
 //! the request, so that a key never stands for another one.
 
+use hyper::header::HeaderName;
 use posthouse::Context;
 use reqwest::Url;
-use reqwest::header::HeaderName;
 use sha2::{Digest, Sha256};
 use std::fmt::Write as _;
 

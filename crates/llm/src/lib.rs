@@ -5,7 +5,7 @@
 //!
 //! 1. `config`: what `posthouse.toml` may say; `engine`: all of it made ready.
 //! 2. `prompt_kind` (with `template`, `body`, `schema`): from payload to request.
-//! 3. `call` (with `transport`, `clock`, `stream`): one HTTP request, its stream and its timeouts.
+//! 3. `call` (with `transport`, `wire`, `clock`, `stream`): one HTTP request, its stream and its timeouts.
 //! 4. `assembly`, `judge` and `answer`: what is an answer. `classify`, `hint`, `error`: what is a failure, and what to do about it.
 //!    `price`: what it cost. `meter`: all of them counted.
 //! 5. `route`, `attempt` and `hedge`: who is asked, and who next; `trail`: who was. `gate`: who was told "not now" does not ask
@@ -44,6 +44,7 @@ mod text;
 mod trace;
 pub mod trail;
 mod transport;
+mod wire;
 
 pub use answer::{Answer, Usage};
 pub use call::ANSWER_BYTES_MAX;

@@ -5,28 +5,25 @@ use crate::error::{CallError, ErrorClass};
 use crate::idempotency;
 use crate::prompt_kind::Dialect;
 use crate::secret::Secret;
-use http_body_util::Full;
-use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
-use reqwest::{Client, Method, Request, Response, Url};
+use crate::wire::{self, Client, NoAnswer, Response};
+use hyper::Uri;
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use reqwest::Url;
 use std::error::Error;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
-/// Idle connections are closed before most load balancers would: a request into a closing one is a lost attempt.
-const IDLE_MAX: Duration = Duration::from_secs(30);
-/// Unacknowledged bytes for this long mean that the other side is gone (a host that vanished sends no reset).
-const TCP_SILENCE_MAX: Duration = Duration::from_secs(30);
-/// The usual 100 are not enough for gateways that pass on the headers of providers beside their own.
-const RESPONSE_HEADERS_MAX: usize = 1_000;
 /// A name that does not exist will not exist in a second either, but it may after a deployment.
 const UNKNOWN_HOST_WAIT: Duration = Duration::from_secs(60);
 /// By then some of the calls that hold the sockets have ended.
 const SHORTAGE_WAIT: Duration = Duration::from_secs(1);
+/// Keeps the place of a call's key among the headers, so that it need not be made for every call.
+const NO_KEY: HeaderValue = HeaderValue::from_static("");
 
 pub(crate) struct Transport {
-    client: Client,
+    client: Arc<Client>,
     url: Url,
-    headers: HeaderMap,
     /// The header by which the provider knows a call again.
     idempotency: Option<HeaderName>,
     pub(crate) dialect: Dialect,
@@ -45,7 +42,7 @@ impl std::fmt::Debug for Transport {
 pub(crate) type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 impl Transport {
-    /// Prepares a provider: reads its keys and makes its client. The secrets found go to `secrets`, for redaction.
+    /// Prepares a provider: reads its keys and opens no connection. The secrets found go to `secrets`, for redaction.
     pub(crate) fn new(
         name: &str,
         provider: &Provider,
@@ -84,12 +81,22 @@ impl Transport {
         }
         let idempotency = idempotency::header(provider.idempotency_header.as_deref(), &base)
             .map_err(|problem| ConfigError::new(place("idempotency_header"), problem))?;
-        let client = client(provider, connect, tls).map_err(|problem| ConfigError::new(place("proxy"), problem))?;
+        if let Some(header) = &idempotency {
+            headers.entry(header).or_insert(NO_KEY);
+        }
         let dialect = Dialect {
             max_tokens_field: provider.max_tokens_field.unwrap_or_else(|| usual_field(&base)),
             stream_usage: provider.stream_usage,
         };
-        Ok(Self { client, url: chat_url(base), headers, idempotency, dialect, key_mark })
+        let url = chat_url(base);
+        let address: Uri = url
+            .as_str()
+            .parse()
+            .map_err(|_| ConfigError::new(place("base_url"), "not an address that requests can be sent to"))?;
+        let proxy = wire::proxy(provider.proxy.as_deref(), &address)
+            .map_err(|problem| ConfigError::new(place("proxy"), problem))?;
+        let client = Arc::new(Client::new(address, headers, proxy.as_ref(), connect, tls));
+        Ok(Self { client, url, idempotency, dialect, key_mark })
     }
 
     /// Sends a request; ready when status and headers of the answer are there.
@@ -97,15 +104,16 @@ impl Transport {
         &self,
         body: bytes::Bytes,
         key: Option<&str>,
-    ) -> impl Future<Output = reqwest::Result<Response>> + use<> {
-        let mut request = Request::new(Method::POST, self.url.clone());
-        *request.headers_mut() = self.headers.clone();
-        if let (Some(header), Some(Ok(key))) = (&self.idempotency, key.map(HeaderValue::from_str)) {
-            request.headers_mut().insert(header, key);
+    ) -> impl Future<Output = Result<Response, NoAnswer>> + use<> {
+        let mut headers = self.client.headers();
+        if let Some(header) = &self.idempotency {
+            match key.map(HeaderValue::from_str) {
+                Some(Ok(key)) => _ = headers.insert(header, key),
+                _ if headers.get(header) == Some(&NO_KEY) => _ = headers.remove(header),
+                _ => {}
+            }
         }
-        // Not a body of bytes, which the client would keep, with a copy of the headers, for tries of its own.
-        *request.body_mut() = Some(reqwest::Body::wrap(Full::new(body)));
-        self.client.execute(request)
+        self.client.post(headers, body)
     }
 
     /// Whether the provider is told when it has seen a call before.
@@ -130,7 +138,7 @@ pub(crate) fn tls_config() -> Result<rustls::ClientConfig, ConfigError> {
             "no root certificates found: https providers will be refused; install ca-certificates or set SSL_CERT_FILE"
         );
     }
-    let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
     Ok(rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|error| ConfigError::new("tls", error.to_string()))?
@@ -148,28 +156,6 @@ fn secrets_in(url: &Url) -> Vec<Secret> {
     };
     secrets.extend(url.query_pairs().filter(|(name, _)| is_key(name)).map(|(_, value)| Secret::new(&value)));
     secrets
-}
-
-fn client(provider: &Provider, connect: Duration, tls: &rustls::ClientConfig) -> Result<Client, String> {
-    let builder = Client::builder()
-        .user_agent(concat!("posthouse/", env!("CARGO_PKG_VERSION")))
-        .redirect(reqwest::redirect::Policy::none())
-        .retry(reqwest::retry::never())
-        .connect_timeout(connect)
-        .pool_idle_timeout(IDLE_MAX)
-        .tcp_user_timeout(TCP_SILENCE_MAX)
-        .tcp_nodelay(true)
-        .http1_max_headers(RESPONSE_HEADERS_MAX)
-        .tls_backend_preconfigured(tls.clone());
-    let builder = match provider.proxy.as_deref() {
-        None => builder.no_proxy(),
-        Some("env") => builder,
-        Some(url) => builder.no_proxy().proxy(
-            reqwest::Proxy::all(url)
-                .map_err(|_| "not the URL of a proxy; write \"http://HOST:PORT\" or \"env\"".to_owned())?,
-        ),
-    };
-    builder.build().map_err(|error| format!("the HTTP client cannot be made: {}", root_cause(&error)))
 }
 
 fn api_key(
@@ -254,33 +240,39 @@ fn usual_field(base: &Url) -> MaxTokensField {
 }
 
 /// What it means that no answer came at all.
-pub(crate) fn connection_error(error: &reqwest::Error, host: String) -> Box<CallError> {
-    let mut failure = without_answer(error, host);
-    failure.was_sent = !error.is_connect() && !error.is_builder();
-    failure
+pub(crate) fn connection_error(error: &NoAnswer, host: String) -> Box<CallError> {
+    match error {
+        NoAnswer::Exchange(error) => exchange_error(error, &host),
+        NoAnswer::Connect(_) | NoAnswer::ConnectTimeout => {
+            let mut failure = connect_error(error, &host);
+            failure.was_sent = false;
+            failure
+        }
+    }
 }
 
-fn without_answer(error: &reqwest::Error, host: String) -> Box<CallError> {
+/// The request was sent, and something else than an answer came back.
+fn exchange_error(error: &hyper::Error, host: &str) -> Box<CallError> {
+    let cause = root_cause(error);
+    if answered_something_else(error) {
+        let message = format!(
+            "{host} answered with something that is not HTTP/1.1 ({cause}); check the host, the port, and http or https in base_url"
+        );
+        return CallError::new(ErrorClass::Incomplete, "not_http", message);
+    }
+    CallError::new(
+        ErrorClass::Ambiguous,
+        "connection_lost",
+        format!(
+            "{host} closed the connection after the request was sent and before an answer ({cause}); it may have been billed"
+        ),
+    )
+}
+
+/// There was nothing to send the request on.
+fn connect_error(error: &NoAnswer, host: &str) -> Box<CallError> {
     let cause = root_cause(error);
     let has = |words: &[&str]| words.iter().any(|word| cause.to_ascii_lowercase().contains(word));
-    if !error.is_connect() {
-        if error.is_builder() {
-            return CallError::terminal("bad_request", format!("the request cannot be made: {cause}"));
-        }
-        if answered_something_else(error) {
-            let message = format!(
-                "{host} answered with something that is not HTTP/1.1 ({cause}); check the host, the port, and http or https in base_url"
-            );
-            return CallError::new(ErrorClass::Incomplete, "not_http", message);
-        }
-        return CallError::new(
-            ErrorClass::Ambiguous,
-            "connection_lost",
-            format!(
-                "{host} closed the connection after the request was sent and before an answer ({cause}); it may have been billed"
-            ),
-        );
-    }
     if is_own_shortage(error.source()) {
         let cure = "allow this process more open files (ulimit -n), or give it less to do at once";
         let mut failure =
@@ -288,7 +280,10 @@ fn without_answer(error: &reqwest::Error, host: String) -> Box<CallError> {
         failure.wait = Some(SHORTAGE_WAIT);
         return failure;
     }
-    if error.is_timeout() {
+    let is_late = |cause: &std::io::Error| cause.kind() == std::io::ErrorKind::TimedOut;
+    if matches!(error, NoAnswer::ConnectTimeout)
+        || causes(error.source()).any(|cause| cause.downcast_ref().is_some_and(is_late))
+    {
         return CallError::new(
             ErrorClass::Transient,
             "connect_timeout",
@@ -330,30 +325,22 @@ fn without_answer(error: &reqwest::Error, host: String) -> Box<CallError> {
 }
 
 /// Whether it is this machine that has no more sockets or ports: nobody was asked, and no job is to blame.
-fn is_own_shortage(mut cause: Option<&(dyn Error + 'static)>) -> bool {
+fn is_own_shortage(cause: Option<&(dyn Error + 'static)>) -> bool {
     // EMFILE and ENFILE, which have the same numbers everywhere.
-    let has = |cause: &std::io::Error| {
+    let is = |cause: &std::io::Error| {
         cause.kind() == std::io::ErrorKind::AddrNotAvailable || matches!(cause.raw_os_error(), Some(23 | 24))
     };
-    while let Some(inner) = cause {
-        if inner.downcast_ref().is_some_and(has) {
-            return true;
-        }
-        cause = inner.source();
-    }
-    false
+    causes(cause).any(|cause| cause.downcast_ref().is_some_and(is))
 }
 
 /// Whether there was an answer, but none that could be read.
-fn answered_something_else(error: &reqwest::Error) -> bool {
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        if inner.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_parse) {
-            return true;
-        }
-        cause = inner.source();
-    }
-    false
+fn answered_something_else(error: &hyper::Error) -> bool {
+    causes(Some(error)).any(|cause| cause.downcast_ref().is_some_and(hyper::Error::is_parse))
+}
+
+/// A cause and what is behind it.
+fn causes<'a>(cause: Option<&'a (dyn Error + 'static)>) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    std::iter::successors(cause, |cause: &&'a (dyn Error + 'static)| Error::source(*cause))
 }
 
 /// The innermost cause, which is the one that says something. It never holds the URL, which the outer ones do.
