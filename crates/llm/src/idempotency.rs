@@ -4,7 +4,7 @@
 //! What is the same call is told by the queue (see `Context::call_seed`). The endpoint is part of the key, since an attempt may ask several; so is
 //! the request, so that a key never stands for another one.
 
-use hyper::header::HeaderName;
+use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderName, USER_AGENT};
 use posthouse::Context;
 use reqwest::Url;
 use sha2::{Digest, Sha256};
@@ -16,11 +16,20 @@ pub(crate) const NONE: &str = "none";
 /// The usual name of the header.
 const USUAL: HeaderName = HeaderName::from_static("idempotency-key");
 
+/// Headers that requests have anyway.
+const EVERYWHERE: [HeaderName; 6] = [ACCEPT, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HOST, USER_AGENT];
+
 /// The header that a provider gets: the one that is set, else the usual one where it is known to do no harm.
 pub(crate) fn header(set: Option<&str>, base: &Url) -> Result<Option<HeaderName>, String> {
     match set {
         Some(NONE) => Ok(None),
-        Some(name) => name.parse().map(Some).map_err(|_| format!("not a header name; write a name or \"{NONE}\"")),
+        Some(name) => match name.parse() {
+            Ok(name) if EVERYWHERE.contains(&name) => {
+                Err(format!("{name} says something else; write the name of a header for this, or \"{NONE}\""))
+            }
+            Ok(name) => Ok(Some(name)),
+            Err(_) => Err(format!("not a header name; write a name or \"{NONE}\"")),
+        },
         None => {
             let host = base.host_str().unwrap_or("");
             let is_harmless = ["api.openai.com", "localhost", "127.0.0.1", "[::1]"].contains(&host);
@@ -67,6 +76,9 @@ mod tests {
         assert_eq!(of(None, "https://gateway.example/v1"), None);
         assert_eq!(of(Some("none"), "https://api.openai.com/v1"), None);
         assert_eq!(of(Some("X-Request-Key"), "https://gateway.example/v1").unwrap(), "x-request-key");
-        assert!(header(Some("two words"), &Url::parse("http://x").unwrap()).unwrap_err().contains("none"));
+        for no_header_of_its_own in ["two words", "Host", "user-agent", "Authorization"] {
+            let error = header(Some(no_header_of_its_own), &Url::parse("http://x").unwrap()).unwrap_err();
+            assert!(error.contains("none"), "{error}");
+        }
     }
 }

@@ -89,7 +89,7 @@ impl Transport {
             stream_usage: provider.stream_usage,
         };
         let url = chat_url(base);
-        let address: Uri = url
+        let address: Uri = without_user(url.clone())
             .as_str()
             .parse()
             .map_err(|_| ConfigError::new(place("base_url"), "not an address that requests can be sent to"))?;
@@ -228,6 +228,13 @@ fn chat_url(mut base: Url) -> Url {
     let path = format!("{}/chat/completions", base.path().trim_end_matches('/'));
     base.set_path(&path);
     base
+}
+
+/// Providers are not told who is named in an address, nor are proxies.
+fn without_user(mut url: Url) -> Url {
+    // Refused only where there is no host, and then nobody is named either.
+    let _ = (url.set_username(""), url.set_password(None));
+    url
 }
 
 fn usual_field(base: &Url) -> MaxTokensField {
@@ -370,6 +377,8 @@ mod tests {
         ] {
             assert_eq!(chat_url(Url::parse(base).unwrap()).as_str(), expected);
         }
+        let named = Url::parse("https://user:password@x:8443/v1?a=b").unwrap();
+        assert_eq!(without_user(named).as_str(), "https://x:8443/v1?a=b");
         assert_eq!(usual_field(&Url::parse("https://api.openai.com/v1").unwrap()), MaxTokensField::MaxCompletionTokens);
         assert_eq!(usual_field(&Url::parse("http://localhost/v1").unwrap()), MaxTokensField::MaxTokens);
     }

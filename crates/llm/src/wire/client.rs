@@ -99,7 +99,8 @@ impl Client {
             // Given back is only what no byte was written of. An idle connection may have been closed by the other side meanwhile.
             match error.take_message() {
                 Some(unsent) if !is_new => request = Box::new(unsent),
-                _ => return Err(NoAnswer::Exchange(error.into_error())),
+                Some(_) => return Err(NoAnswer::Connect(Box::new(error.into_error()))),
+                None => return Err(NoAnswer::Exchange(error.into_error())),
             }
         }
     }
@@ -108,7 +109,8 @@ impl Client {
         let stream = self.connector.connect().await?;
         let mut builder = http1::Builder::new();
         builder.max_headers(RESPONSE_HEADERS_MAX);
-        let (sender, connection) = builder.handshake(stream).await.map_err(NoAnswer::Exchange)?;
+        let (sender, connection) =
+            builder.handshake(stream).await.map_err(|error| NoAnswer::Connect(Box::new(error)))?;
         // Ends when the sender is dropped. What goes wrong with it, the request is told.
         tokio::spawn(connection);
         Ok(sender)

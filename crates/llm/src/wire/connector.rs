@@ -41,16 +41,23 @@ enum Way {
 
 /// The proxy for an address. `setting` is its URL, or `env` for `HTTPS_PROXY` and its relatives.
 pub(crate) fn proxy(setting: Option<&str>, address: &Uri) -> Result<Option<Intercept>, String> {
-    match setting {
-        None => Ok(None),
-        Some("env") => Ok(Matcher::from_env().intercept(address)),
+    let found = match setting {
+        None => return Ok(None),
+        Some("env") => match Matcher::from_env().intercept(address) {
+            None => return Ok(None),
+            found => found,
+        },
         Some(url) => {
             let url = reqwest::Url::parse(url).ok().filter(reqwest::Url::has_host);
-            // One that cannot be used must not mean a connection around it.
-            let found = url.and_then(|url| Matcher::builder().all(String::from(url)).build().intercept(address));
-            found.map(Some).ok_or_else(|| "not the URL of a proxy; write \"http://HOST:PORT\" or \"env\"".to_owned())
+            url.and_then(|url| Matcher::builder().all(String::from(url)).build().intercept(address))
         }
-    }
+    };
+    // One that cannot be used must not mean a connection around it.
+    let found = found.filter(|proxy| matches!(proxy.uri().scheme_str(), Some("http" | "https")));
+    found.map(Some).ok_or_else(|| match setting {
+        Some("env") => "HTTPS_PROXY, HTTP_PROXY or ALL_PROXY names no proxy of the kind http://HOST:PORT".to_owned(),
+        _ => "not the URL of a proxy; write \"http://HOST:PORT\" or \"env\"".to_owned(),
+    })
 }
 
 /// Whether a proxy reads the requests to an address. What is encrypted for the provider it does not.

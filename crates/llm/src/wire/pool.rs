@@ -39,10 +39,15 @@ impl Pool {
     /// The connection that was used last, if it can be used again: the others get a chance to become old.
     pub(super) async fn take(&self) -> Option<Sender> {
         while let Some(mut sender) = self.pop() {
-            // Boxed, as it is hardly ever waited for.
-            if sender.is_ready() || Box::pin(timeout(READY_MAX, sender.ready())).await.is_ok_and(|ready| ready.is_ok())
-            {
+            if sender.is_ready() {
                 return Some(sender);
+            }
+            // Boxed, as it is hardly ever waited for.
+            match Box::pin(timeout(READY_MAX, sender.ready())).await {
+                Ok(Ok(())) => return Some(sender),
+                Ok(Err(_)) => {}
+                // Waited for once only: others may have as much to send still to a provider that answered before it had read all.
+                Err(_) => return None,
             }
         }
         None
@@ -62,8 +67,14 @@ impl Pool {
     }
 
     fn pop(&self) -> Option<Sender> {
-        let (since, sender) = self.lock().idle.pop()?;
-        (since.elapsed() < self.idle_max).then_some(sender)
+        let mut list = self.lock();
+        let (since, sender) = list.idle.pop()?;
+        if since.elapsed() >= self.idle_max {
+            // The others have waited even longer.
+            list.idle.clear();
+            return None;
+        }
+        Some(sender)
     }
 
     /// Closes those that have waited too long. The moment when the next one has; `None`: there are no more.

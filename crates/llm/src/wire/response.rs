@@ -35,9 +35,14 @@ impl Response {
     /// The next piece of the body. `None`: that was all.
     pub(crate) async fn chunk(&mut self) -> hyper::Result<Option<Bytes>> {
         while let Some(frame) = self.inner.body_mut().frame().await {
-            // What is no data are headers after the body, which mean nothing here.
-            if let Ok(data) = frame?.into_data() {
-                return Ok(Some(data));
+            match frame.map(hyper::body::Frame::into_data) {
+                Ok(Ok(data)) => return Ok(Some(data)),
+                // Headers after the body, which mean nothing here.
+                Ok(Err(_)) => {}
+                Err(error) => {
+                    self.sender = None;
+                    return Err(error);
+                }
             }
         }
         if let Some(sender) = self.sender.take() {

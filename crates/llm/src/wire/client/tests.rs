@@ -184,6 +184,7 @@ async fn what_was_not_begun_is_sent_on_another_connection() {
     client.pool.put(sender);
     let mut call = pin!(client.post(client.headers(), Bytes::new()));
     assert!(waits(&mut call).await, "it waits for the idle connection");
+    assert!(client.pool.take().await.is_none(), "which is nobody else's any more");
     drop((idle, there));
     assert_eq!(within(call).await.unwrap().status().as_u16(), 200);
     assert_eq!(provider.requests().await, 1);
@@ -283,7 +284,7 @@ async fn a_proxy_does_not_read_what_is_encrypted() {
 #[test]
 fn a_proxy_that_cannot_be_used_is_refused() {
     let address = Uri::from_static("https://example.invalid/v1");
-    for setting in ["", "http://", "socks5h:no-host", "ftp://proxy.invalid"] {
+    for setting in ["", "http://", "socks5h:no-host", "socks5://proxy.invalid:1080", "ftp://proxy.invalid"] {
         assert!(proxy(Some(setting), &address).unwrap_err().starts_with("not the URL of a proxy"), "{setting}");
     }
     assert!(proxy(None, &address).unwrap().is_none());
