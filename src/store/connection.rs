@@ -188,7 +188,11 @@ impl Store {
             let mut tries = 1;
             loop {
                 match in_transaction(&session, sql, &parameters, end).await {
-                    Err(NotBegun(error)) if tries < TRIES && surroundings::may_be_to_blame_for(&error) => tries += 1,
+                    Err(NotBegun(error))
+                        if tries < surroundings::LIMITED_TRIES && surroundings::may_be_to_blame_for(&error) =>
+                    {
+                        tries += 1
+                    }
                     Err(NotBegun(error)) => return Err(error),
                     Ok(answer) => return answer,
                 }

@@ -8,6 +8,7 @@ use tokio_postgres::Client;
 
 use super::connection::{Connected, connect};
 use super::database::Database;
+use super::surroundings::{LIMITED_TRIES, may_be_to_blame_for};
 use crate::error::{Error, Result};
 
 /// A step of the schema.
@@ -194,7 +195,14 @@ select pg_advisory_xact_lock(1346912000, 0);";
 /// Where a database stands.
 pub async fn schema_status(database: &Database) -> Result<SchemaStatus> {
     let Connected { client, .. } = connect(&database.main, "status").await?;
-    status(&client, &OURS).await
+    let mut tries = 1;
+    loop {
+        match status(&client, &OURS).await {
+            // Only looks, so it can look again.
+            Err(error) if tries < LIMITED_TRIES && may_be_to_blame_for(&error) => tries += 1,
+            status => return status,
+        }
+    }
 }
 
 impl SchemaStatus {

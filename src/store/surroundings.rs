@@ -20,6 +20,10 @@ const LOOK: &str = "select pg_catalog.current_setting('default_transaction_isola
 /// timeout of statements or locks.
 const BLAMED: [&str; 3] = ["PH002", "57014", "55P03"];
 
+/// Tries of what has to be done within a limit of somebody else: where that is a millisecond, a busy machine needs longer now and then,
+/// several times in a row.
+pub(super) const LIMITED_TRIES: u32 = 100;
+
 /// Longer than the parts of a transaction that travels in one flight can be apart.
 const IDLE_MS: u32 = 60_000;
 
